@@ -1,0 +1,80 @@
+"""What an elastic worker needs from whoever started it: the supervisor, or a test.
+
+The world talks to the coordinator (the lighthouse) and to its peers by itself. Everything else it learns
+through a link. A link answers from memory: of its calls only ``ready`` may block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Link(Protocol):
+    """This worker's side of the supervisor's control endpoint."""
+
+    @property
+    def coordinator(self) -> str:
+        """Address of the lighthouse, ``http://HOST:PORT``. Read again after the coordinator was lost."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """This worker's name: unique in the run and never used twice, not even by its replacement."""
+        ...
+
+    @property
+    def token(self) -> str:
+        """The run's secret. Peers show it when they fetch state; it never enters a quorum."""
+        ...
+
+    @property
+    def advertise(self) -> str:
+        """Host name or address under which the other workers reach this one; also what is bound."""
+        ...
+
+    def ready(self) -> None:
+        """Block until this worker may enter its first quorum (the start barrier, bounded by the supervisor).
+
+        Raises:
+            ResumableStop: the supervisor gave the start up.
+        """
+        ...
+
+    def announce(self) -> None:
+        """Tell the supervisor that this worker knocks: ``joins()`` grows by one on all other workers.
+
+        Called before each quorum request of a worker that is not yet in a membership, when its heartbeats
+        run. The workers of the fleet ask for a quorum when they see the number grow.
+        """
+        ...
+
+    def joins(self) -> int:
+        """How often workers knocked so far, this worker's own knocks left out; never decreases.
+
+        After the supervisor itself was lost and rebuilt it may restart: any *change* is a knock.
+        """
+        ...
+
+    def trained(self) -> bool:
+        """Whether a worker that has committed something is believed alive (from the workers' reports).
+
+        While it is, blank workers do not start a run among themselves.
+        """
+        ...
+
+    def leave_requested(self) -> bool:
+        """Whether the supervisor asked this worker to leave in order (resize, drain, script, spot notice)."""
+        ...
+
+    def report(self, progress: Mapping[str, float | int | str]) -> None:
+        """Say where this worker is. Never blocks; the latest wins."""
+        ...
+
+    def event(self, row: Mapping[str, object]) -> None:
+        """Hand over a JSON-able event, kept in order. Never blocks."""
+        ...
+
+    def close(self) -> None:
+        """Deliver what is queued (bounded) and free sockets and threads. Harmless when called twice."""
+        ...
