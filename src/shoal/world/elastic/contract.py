@@ -1,7 +1,7 @@
 """What an elastic worker needs from whoever started it: the supervisor, or a test.
 
-The world talks to the coordinator (the lighthouse) and to its peers by itself. Everything else it learns
-through a link. A link answers from memory: of its calls only ``ready`` may block.
+The world talks to the coordinator (the lighthouse) and to its peers by itself. Everything else it
+learns through a link. A link answers from memory: of its calls only ``ready`` may block.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ class Link(Protocol):
 
     @property
     def coordinator(self) -> str:
-        """Address of the lighthouse, ``http://HOST:PORT``. Read again after the coordinator was lost."""
+        """Address of the lighthouse, ``http://HOST:PORT``; read again after it was lost."""
         ...
 
     @property
     def name(self) -> str:
-        """This worker's name: unique in the run and never used twice, not even by its replacement."""
+        """This worker's name: unique in the run, not even used again by its replacement."""
         ...
 
     @property
@@ -30,22 +30,23 @@ class Link(Protocol):
 
     @property
     def advertise(self) -> str:
-        """Host name or address under which the other workers reach this one; also what is bound."""
+        """Host name or address under which other workers reach this one; also what is bound."""
         ...
 
     def ready(self) -> None:
-        """Block until this worker may enter its first quorum (the start barrier, bounded by the supervisor).
+        """Block until this worker may enter its first quorum: the start barrier.
 
         Raises:
-            ResumableStop: the supervisor gave the start up.
+            ResumableStop: the supervisor, which bounds the wait, gave the start up.
         """
         ...
 
     def announce(self) -> None:
-        """Tell the supervisor that this worker knocks: ``joins()`` grows by one on all other workers.
+        """Knock: ``joins()`` grows by one on all other workers.
 
-        Called before each quorum request of a worker that is not yet in a membership, when its heartbeats
-        run. The workers of the fleet ask for a quorum when they see the number grow.
+        Called, when this worker's heartbeats run, just before the first quorum request of a blank
+        worker, and again about once a second by any worker whose request stays unanswered. The
+        workers of the fleet ask for a quorum when they see the number change.
         """
         ...
 
@@ -57,14 +58,15 @@ class Link(Protocol):
         ...
 
     def trained(self) -> bool:
-        """Whether a worker that has committed something is believed alive (from the workers' reports).
+        """Whether another worker that has committed something is believed alive.
 
-        While it is, blank workers do not start a run among themselves.
+        Known from the workers' reports (``commits`` > 0) and from their processes. While there is
+        one, blank workers do not start a run among themselves.
         """
         ...
 
     def leave_requested(self) -> bool:
-        """Whether the supervisor asked this worker to leave in order (resize, drain, script, spot notice)."""
+        """Whether the supervisor asked this worker to leave in order (resize, drain, spot notice)."""
         ...
 
     def report(self, progress: Mapping[str, float | int | str]) -> None:
