@@ -1,0 +1,79 @@
+"""Counter-based draws: the i-th number of a stream is a pure function of (key, stream, i).
+
+Runs that are compared must see the same samples, whatever the number of steps each of them takes, so a
+draw belongs to a sample's position and never to a generator that was advanced some number of times.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def keyed_bits(key: int, stream: int, counters: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """64 pseudo-random bits for each counter.
+
+    Args:
+        key: the run's seed, >= 0.
+        stream: which purpose the draw serves, >= 0; streams of one key are unrelated.
+        counters: positions, any shape, each >= 0.
+
+    Returns:
+        A new array of the same shape.
+
+    Source: the SplitMix64 finaliser (Steele, Lea, Flood 2014), keyed twice.
+    """
+    with np.errstate(over="ignore"):
+        root = _mix(np.array([key], dtype=np.uint64) * _GOLDEN + np.uint64(stream))
+        return _mix(_mix(counters.astype(np.uint64) * _GOLDEN + root) + _GOLDEN)
+
+
+def keyed_integers(
+    key: int, stream: int, counters: NDArray[np.int64], *, bound: int
+) -> NDArray[np.int64]:
+    """Integers in [0, bound), one for each counter; the modulo bias is below bound / 2**64.
+
+    Args:
+        key: the run's seed, >= 0.
+        stream: which purpose the draw serves, >= 0.
+        counters: positions, each >= 0.
+        bound: exclusive upper end, >= 1.
+
+    Returns:
+        A new array of the shape of ``counters``.
+    """
+    return (keyed_bits(key, stream, counters) % np.uint64(bound)).astype(np.int64)
+
+
+def keyed_passes(
+    key: int, stream: int, positions: NDArray[np.int64], *, count: int
+) -> NDArray[np.int64]:
+    """The sample at each position of an endless sequence of shuffled passes over ``count`` samples.
+
+    Position p is item ``p % count`` of pass ``p // count``; each pass holds every sample once.
+
+    Args:
+        key: the run's seed, >= 0.
+        stream: which purpose the draw serves, >= 0.
+        positions: a one-dimensional array, each >= 0.
+        count: number of samples, >= 1.
+
+    Returns:
+        Sample numbers in [0, count), one for each position.
+    """
+    passes, items = np.divmod(positions, count)
+    samples = np.empty_like(positions)
+    for number in np.unique(passes):
+        counters = np.int64(number) * count + np.arange(count, dtype=np.int64)
+        order = np.argsort(keyed_bits(key, stream, counters), kind="stable")
+        chosen = passes == number
+        samples[chosen] = order[items[chosen]]
+    return samples
