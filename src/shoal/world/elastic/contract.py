@@ -66,7 +66,7 @@ class Link(Protocol):
         ...
 
     def leave_requested(self) -> bool:
-        """Whether the supervisor asked this worker to leave in order (resize, drain, spot notice)."""
+        """Whether the supervisor asked this worker to leave in order (resize, drain, spot)."""
         ...
 
     def report(self, progress: Mapping[str, float | int | str]) -> None:
@@ -78,5 +78,5 @@ class Link(Protocol):
         ...
 
     def close(self) -> None:
-        """Deliver what is queued (bounded) and free sockets and threads. Harmless when called twice."""
+        """Deliver what is queued (bounded), free sockets and threads. Harmless if repeated."""
         ...
