@@ -152,6 +152,11 @@ class World(Protocol):
         """Whether an exchange that carried this worker's leave has been settled."""
         ...
 
+    @property
+    def survivors(self) -> int:
+        """Once ``left``: how many workers go on without this one; 0 when all left together."""
+        ...
+
     def take_changes(self) -> list[Change]:
         """Changes of membership since the last call, oldest first."""
         ...

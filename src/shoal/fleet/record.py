@@ -1,0 +1,142 @@
+"""What a worker writes down while it trains: metrics rows, membership events, progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from shoal.fleet.state import Progress
+from shoal.fleet.step import Committed
+from shoal.ledger.journal import Journal
+from shoal.world.contract import Change, World
+
+
+class Recorder:
+    """Writes this worker's metrics file and hands events to the supervisor.
+
+    Args:
+        world: takes events and progress.
+        name: this worker's name; its metrics go to ``metrics/NAME.jsonl``.
+        run_dir: the run's directory, or None to write nothing.
+        owns_events: no supervisor writes ``events.jsonl``, so this worker does.
+    """
+
+    def __init__(
+        self, world: World, *, name: str, run_dir: Path | None, owns_events: bool
+    ) -> None:
+        self._world = world
+        self._name = name
+        self._metrics: Journal | None = None
+        self._events: Journal | None = None
+        if run_dir is not None:
+            (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
+            self._metrics = Journal(run_dir / "metrics" / f"{name}.jsonl")
+            if owns_events:
+                self._events = Journal(run_dir / "events.jsonl")
+        self._pending: list[Change] = []
+        self._last_commit = time.time()
+        self._longest_gap_from: float | None = None
+
+    def changes(self, changes: list[Change]) -> None:
+        """Keep membership changes until the first commit after them, which ends their gap."""
+        if changes and not self._pending:
+            self._longest_gap_from = self._last_commit
+        self._pending.extend(changes)
+
+    def phase(self, phase: str, progress: Progress, extra: Mapping[str, float | int | str]) -> None:
+        """Tell the supervisor what this worker is doing."""
+        self._world.report(
+            {
+                "phase": phase,
+                "step": progress.step,
+                "samples": progress.cursor,
+                "commits": progress.commits,
+                "epoch": progress.epoch,
+                **extra,
+            }
+        )
+
+    def committed(self, done: Committed, progress: Progress) -> None:
+        """Write one committed step, and the membership events it brought to an end."""
+        now = time.time()
+        if self._metrics is not None:
+            self._metrics.append(
+                {
+                    "step": progress.step,
+                    "commits": progress.commits,
+                    "row": progress.row,
+                    "parent_row": done.parent_row,
+                    "lineage": progress.lineage,
+                    "epoch": (progress.cursor - 1) // progress.samples if progress.samples else 0,
+                    "from": done.plan.start,
+                    "to": done.plan.stop,
+                    "workers": done.plan.membership.workers,
+                    "rank": done.plan.membership.ranks[0],
+                    "global_batch": done.plan.nominal,
+                    "samples": progress.cursor,
+                    "lr": done.lr,
+                    "multiplier": done.multiplier,
+                    "lr_target": done.lr_target,
+                    "loss": done.loss,
+                    "time": now,
+                }
+            )
+        pending, self._pending = self._pending, []
+        joined = {name for change in pending if change.kind == "join" for name in change.names}
+        for change in pending:
+            if _speaks(done, joined):
+                since = self._longest_gap_from or now
+                self.event(_membership_event(change, done, progress, now, now - since))
+        self._last_commit = now
+
+    def event(self, row: Mapping[str, object]) -> None:
+        """Store an event through whoever owns ``events.jsonl``."""
+        row = {"time": time.time(), **row}
+        if self._events is not None:
+            self._events.append(dict(row))
+        self._world.event(row)
+
+    def close(self) -> None:
+        """Close the files."""
+        for journal in (self._metrics, self._events):
+            if journal is not None:
+                journal.close()
+
+
+def _speaks(done: Committed, joined: set[str]) -> bool:
+    """One worker reports the changes: the first in rank that was there before them."""
+    membership = done.plan.membership
+    old = [rank for rank, name in enumerate(membership.names) if name not in joined]
+    return bool(old) and old[0] in membership.ranks
+
+
+def _membership_event(
+    change: Change, done: Committed, progress: Progress, now: float, gap: float
+) -> dict[str, object]:
+    return {
+        "kind": change.kind,
+        "time": now,
+        "step": progress.step - 1,
+        "samples": done.plan.start,
+        "workers_before": change.workers_before,
+        "workers_after": change.workers_after,
+        "names": list(change.names),
+        "global_batch": done.plan.nominal,
+        "lr": done.lr,
+        "lr_target": done.lr_target,
+        "ramp_end_step": done.ramp_end,
+        "seconds_without_progress": round(gap, 4),
+    }
+
+
+def event_line(row: Mapping[str, object]) -> str:
+    """One printed line for a membership event: step, samples, workers, batch, learning rate, ramp."""
+    ramp = row.get("ramp_end_step")
+    tail = f", ramp ends at step {ramp}" if ramp is not None else ""
+    return (
+        f"{row['kind']:<5} step {row['step']:>6}  samples {row['samples']:>9,}  "
+        f"workers {row['workers_before']} -> {row['workers_after']}  "
+        f"global batch {row['global_batch']}  lr {row['lr']:.6g} -> {row['lr_target']:.6g}{tail}  "
+        f"({row['seconds_without_progress']:.2f} s without progress)"
+    )

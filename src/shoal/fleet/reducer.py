@@ -1,0 +1,231 @@
+"""Flat gradient buckets, reduced while backward is still running.
+
+``p.grad`` is a view into a bucket for the whole run, so nothing is copied and zeroing is one
+operation a bucket. Buckets hold parameters in reverse order of registration, the order in which
+backward fills them; each is sent as soon as it is full, always in bucket order, the last one after
+backward has ended. The exchange's header (sample count, loss, flags, statistics) rides at the end of
+the last bucket. A worker without samples sends the same buckets, all zero, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import ExchangeFailed, UsageError
+from shoal.world.contract import Work
+
+AllReduceCall = Callable[[Tensor], Work]
+
+
+@dataclass
+class Bucket:
+    """One flat tensor and the parameters whose gradients live in it."""
+
+    flat: Tensor
+    size: int
+    parameters: list[nn.Parameter]
+    views: list[Tensor]
+
+
+class Reducer:
+    """Owns the gradients of one model.
+
+    Args:
+        parameters: the parameters to train, on one device, floating point, dense.
+        bucket_bytes: size at which a bucket is closed.
+        all_reduce: sums a tensor over the fleet in place, in the background.
+
+    Raises:
+        UsageError: no parameter requires a gradient, or they lie on several devices.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], *, bucket_bytes: int, all_reduce: AllReduceCall
+    ) -> None:
+        self.parameters = [p for p in parameters if p.requires_grad]
+        if not self.parameters:
+            raise UsageError("model = no parameter requires a gradient; there is nothing to train")
+        devices = {p.device for p in self.parameters}
+        if len(devices) > 1:
+            raise UsageError(
+                f"model = parameters on {sorted(map(str, devices))}; a worker holds its replica on "
+                "one device; move the model to one device before shoal.init"
+            )
+        self.device = self.parameters[0].device
+        self._all_reduce = all_reduce
+        self._overlap = True
+        self._collecting = False
+        self._last = False
+        self._next = 0
+        self._works: list[Work] = []
+        self._header_slots = 0
+        self.header = torch.zeros(0, device=self.device)
+        self.used = [False] * len(self.parameters)
+        self.buckets = _cut(self.parameters, bucket_bytes)
+        self._index: dict[nn.Parameter, tuple[int, int, int]] = {}
+        self._waiting: list[int] = []
+        order = {p: i for i, p in enumerate(self.parameters)}
+        for b, bucket in enumerate(self.buckets):
+            for v, parameter in enumerate(bucket.parameters):
+                self._index[parameter] = (b, v, order[parameter])
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._accumulated) for p in self.parameters
+        ]
+        self._point_gradients()
+
+    def begin(self, header_slots: int, *, overlap: bool = True) -> None:
+        """Start a step: zero gradients and header, and forget reductions of an earlier step."""
+        if header_slots != self._header_slots:
+            self._resize_header(header_slots)
+        self._overlap = overlap
+        self._works = []
+        self._next = 0
+        self.used = [False] * len(self.parameters)
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+        if self._header_apart:
+            self.header.zero_()
+        self._point_gradients()
+
+    @contextmanager
+    def collecting(self, *, last: bool) -> Iterator[None]:
+        """Around one backward pass. During the ``last`` of a step full buckets are sent at once."""
+        self._collecting, self._last = True, last
+        self._waiting = [len(bucket.parameters) for bucket in self.buckets]
+        try:
+            yield
+        finally:
+            self._collecting = False
+
+    def send_rest(self) -> None:
+        """Send every bucket that has not been sent, in order; the header must be filled by now."""
+        while self._next < len(self.buckets):
+            self._send_next()
+        if self._header_apart:
+            self._works.append(self._all_reduce(self.header))
+
+    def send(self, tensor: Tensor) -> None:
+        """Sum one more tensor within this exchange."""
+        self._works.append(self._all_reduce(tensor))
+
+    def wait(self) -> None:
+        """Wait for all reductions of the step.
+
+        Raises:
+            ExchangeFailed: a peer was lost; every reduction has ended by then.
+        """
+        failure: ExchangeFailed | None = None
+        for work in self._works:
+            try:
+                work.wait()
+            except ExchangeFailed as error:
+                failure = error
+        self._works = []
+        if failure is not None:
+            raise failure
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients."""
+        for bucket in self.buckets:
+            bucket.flat[: bucket.size].mul_(factor)
+
+    def square_norm(self) -> float:
+        """The squared norm of all gradients together, in float64."""
+        return sum(
+            float(torch.linalg.vector_norm(b.flat[: b.size], dtype=torch.float64)) ** 2
+            for b in self.buckets
+        )
+
+    @contextmanager
+    def only_used(self, used: Sequence[bool]) -> Iterator[None]:
+        """Hide gradients of parameters no worker used, so that the optimizer leaves those alone."""
+        for parameter, was_used in zip(self.parameters, used, strict=True):
+            if not was_used:
+                parameter.grad = None
+        try:
+            yield
+        finally:
+            self._point_gradients()
+
+    def close(self) -> None:
+        """Remove the hooks; gradients stay where they are."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    @property
+    def _header_apart(self) -> bool:
+        return self.buckets[-1].flat.dtype != torch.float32
+
+    def _resize_header(self, slots: int) -> None:
+        self._header_slots = slots
+        last = self.buckets[-1]
+        if self._header_apart:
+            self.header = torch.zeros(slots, device=self.device)
+            return
+        last.flat = torch.zeros(last.size + slots, dtype=last.flat.dtype, device=self.device)
+        last.views = _views(last.flat, last.parameters)
+        self.header = last.flat[last.size :]
+
+    def _point_gradients(self) -> None:
+        for bucket in self.buckets:
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                if parameter.grad is not view:
+                    parameter.grad = view
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        if not self._collecting:
+            raise UsageError(
+                "loss.backward() was called beside the fleet; the gradient would be counted twice "
+                "or not exchanged; call fleet.backward(loss) instead"
+            )
+        b, v, i = self._index[parameter]  # type: ignore[index]
+        view = self.buckets[b].views[v]
+        gradient = parameter.grad
+        if gradient is not view:
+            # The loop called zero_grad(): autograd made a new tensor, which belongs into the bucket.
+            assert gradient is not None
+            view.add_(gradient)
+            parameter.grad = view
+        self.used[i] = True
+        if not self._last or not self._overlap:
+            return
+        self._waiting[b] -= 1
+        while self._next < len(self.buckets) - 1 and self._waiting[self._next] == 0:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        self._works.append(self._all_reduce(self.buckets[self._next].flat))
+        self._next += 1
+
+
+def _cut(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[Bucket]:
+    groups: list[list[nn.Parameter]] = []
+    filled = 0
+    for parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        fresh = not groups or groups[-1][0].dtype != parameter.dtype or filled + size > bucket_bytes
+        if fresh:
+            groups.append([])
+            filled = 0
+        groups[-1].append(parameter)
+        filled += size
+    buckets = []
+    for group in groups:
+        size = sum(p.numel() for p in group)
+        flat = torch.zeros(size, dtype=group[0].dtype, device=group[0].device)
+        buckets.append(Bucket(flat=flat, size=size, parameters=group, views=_views(flat, group)))
+    return buckets
+
+
+def _views(flat: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    views, start = [], 0
+    for parameter in parameters:
+        views.append(flat[start : start + parameter.numel()].view(parameter.shape))
+        start += parameter.numel()
+    return views

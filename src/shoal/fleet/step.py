@@ -1,0 +1,404 @@
+"""One optimizer step of the fleet, from the first micro-batch to the commit.
+
+The data's way: a plan of the step (who takes which positions) -> gradients of this worker's
+micro-batches, each weighted by its share of the step -> one exchange -> commit -> learning rate and
+optimizer. A step that is not committed leaves no trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import DivergedError, ExchangeFailed, UsageError
+from shoal.fleet.exact import ExactSum
+from shoal.fleet.guards import OptimizerGuard
+from shoal.fleet.norm import RunningStatistics
+from shoal.fleet.reducer import Reducer
+from shoal.fleet.state import Progress
+from shoal.scaling.contract import At, GradientNoise, Rule
+from shoal.scaling.learning_rate import LearningRate
+from shoal.sync import AllReduce
+from shoal.world.contract import Membership, World
+
+SAMPLES, WEIGHT, LOSS, NONFINITE, VOID, SQUARES, PIECES = range(7)
+FIXED_SLOTS = 7
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Who does what in one step; the same on every worker but for ``pieces``.
+
+    Args:
+        membership: who takes part.
+        start, stop: the step's samples as positions of the cursor.
+        nominal: the nominal global batch in samples.
+        pieces: this process's micro-batches as (start, stop) positions, in order.
+        rounds: the largest number of micro-batches any worker has.
+        someone_idle: whether some worker has no samples in this step.
+    """
+
+    membership: Membership
+    start: int
+    stop: int
+    nominal: int
+    pieces: tuple[tuple[int, int], ...]
+    rounds: int
+    someone_idle: bool
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What a committed step looked like, for events, metrics and the progress line."""
+
+    plan: StepPlan
+    loss: float
+    lr: float
+    lr_target: float
+    multiplier: float
+    ramp_end: int | None
+    parent_row: str
+
+
+class Stepper:
+    """Carries out steps on one replica; see the module text."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        world: World,
+        rate: LearningRate[Any],
+        progress: Progress,
+        sync: AllReduce,
+        deterministic: bool,
+        norm_sync: Any = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.world = world
+        self.rate = rate
+        self.progress = progress
+        self.guard = OptimizerGuard(optimizer)
+        self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        self.rule_state: Any = None
+        self.norm = RunningStatistics(model)
+        self.norm_sync = norm_sync
+        self.reducer = Reducer(
+            list(model.parameters()), bucket_bytes=sync.bucket_bytes, all_reduce=world.all_reduce
+        )
+        self._noisy = rate.rule.needs_noise
+        self._exact: ExactSum | None = None
+        if deterministic:
+            if self._noisy:
+                raise UsageError(
+                    f"deterministic = True with scaling = {rate.rule.name}; the rule's noise estimate "
+                    "depends on the order of a sum; use another scaling rule"
+                )
+            size = sum(b.size for b in self.reducer.buckets) + self.norm.size
+            self._exact = ExactSum(size, self.reducer.device)
+        self._plan: StepPlan | None = None
+        self._summed: list[float] | None = None
+        self._failed = False
+        self._concluded = False
+        self._clip: tuple[float, float] | None = None
+
+    # -- one step -----------------------------------------------------------------------------
+
+    def open(self, plan: StepPlan) -> None:
+        """Begin the step ``plan``; gradients and statistics start from the last commit."""
+        self._plan = plan
+        self._at = At(
+            step=self.progress.step,
+            samples=self.progress.cursor,
+            global_batch=plan.nominal,
+            momentum=_momentum(self.optimizer),
+            epoch_samples=self.progress.samples or 1,
+        )
+        if self.rule_state is None:
+            self.rule_state = self.rate.rule.init(self._at)
+        self._slots = FIXED_SLOTS + len(self.reducer.parameters) + self.norm.slots
+        self._flags = self.world.flag_slots
+        self.reducer.begin(
+            self._slots + self._flags, overlap=not (self._noisy or self._exact or self.norm_sync)
+        )
+        self.norm.begin()
+        if self._exact is not None:
+            self._exact.zero()
+        if self.norm_sync is not None:
+            self.norm_sync.begin(plan.membership.workers)
+        self._sums = [0.0] * FIXED_SLOTS
+        self._summed, self._failed, self._concluded, self._clip = None, False, False, None
+        self._before: Tensor | None = None
+
+    def add(self, loss: Tensor, *, samples: int, weight: float, summed: bool, last: bool) -> None:
+        """Backward of one micro-batch of ``samples``; the ``last`` one of the step starts the exchange."""
+        assert self._plan is not None
+        total = self._plan.stop - self._plan.start
+        factor = (1.0 if summed else weight) / total
+        value = float(loss.detach())
+        finite = math.isfinite(value)
+        self._sums[SAMPLES] += samples
+        self._sums[WEIGHT] += weight
+        self._sums[LOSS] += value if summed else value * weight
+        self._sums[NONFINITE] += not finite
+        if self._noisy:
+            self._before = torch.cat([b.flat[: b.size].float() for b in self.reducer.buckets])
+        with self.reducer.collecting(last=last and finite):
+            if finite:
+                (loss if factor == 1.0 else loss * factor).backward()
+        moved = self.norm.after_piece(samples / total) if self.norm.size else None
+        if self._noisy:
+            self._count_noise(samples, total)
+        if self._exact is not None:
+            self._add_exactly(moved)
+        if last:
+            self.launch(void=False)
+
+    def launch(self, *, void: bool) -> None:
+        """Send whatever has not been sent; ``void`` tells all others to forget the step."""
+        if self.norm_sync is not None and self._plan is not None:
+            self.norm_sync.phantom(self._plan.rounds)
+        self._sums[VOID] = float(void)
+        header = self.reducer.header
+        header[:FIXED_SLOTS] = torch.tensor(self._sums, dtype=torch.float32, device=header.device)
+        used = FIXED_SLOTS + len(self.reducer.parameters)
+        if any(self.reducer.used):
+            header[FIXED_SLOTS:used] = torch.tensor(
+                self.reducer.used, dtype=torch.float32, device=header.device
+            )
+        if self.norm.size:
+            self.norm.write(header[used : self._slots])
+        if self._flags:
+            flags = torch.zeros(self._flags)
+            self.world.write_flags(flags)
+            header[self._slots :] = flags.to(header.device)
+        if self._exact is not None:
+            self.reducer.send(self._exact.parts)
+        self.reducer.send_rest()
+
+    def conclude(self) -> bool:
+        """Wait for the exchange; True if it succeeded and the gradients are the fleet's mean."""
+        if self._concluded:
+            return not self._failed
+        self._concluded = True
+        assert self._plan is not None
+        try:
+            self.reducer.wait()
+            if self.norm_sync is not None:
+                self.norm_sync.check()
+        except ExchangeFailed:
+            self._failed = True
+            return False
+        self._summed = self.reducer.header.tolist()
+        if self._void():
+            return False
+        self._read_exactly()
+        total = self._plan.stop - self._plan.start
+        weight = self._summed[WEIGHT]
+        if weight > 0 and weight != total and math.isfinite(weight):
+            self.reducer.scale(total / weight)
+        return True
+
+    def clip(self, max_norm: float, norm_type: float) -> Tensor | None:
+        """Clip the fleet's gradient; None if the step will not be committed."""
+        if not self.conclude():
+            return None
+        self._clip = (float(max_norm), float(norm_type))
+        return torch.nn.utils.clip_grad_norm_(self._used_parameters(), max_norm, norm_type)
+
+    def finish(self) -> Committed | None:
+        """Commit the step and update, or forget it (None).
+
+        Raises:
+            DivergedError: the loss of some worker was non-finite; raised on all of them.
+        """
+        good = self.conclude()
+        if good and self._plan is not None and self._plan.someone_idle:
+            good = self._share_clipping()
+        if self._summed is None or self._failed:
+            self.world.settle(None)
+            self._abandon()
+            return None
+        flags = torch.tensor(self._summed[self._slots :])
+        self.world.settle(flags)
+        if self._summed[NONFINITE] > 0:
+            self._abandon()
+            raise DivergedError(
+                f"loss = not finite at step {self.progress.step} (sample {self.progress.cursor:,}) on "
+                f"{int(self._summed[NONFINITE])} micro-batch(es); all workers stopped before the update "
+                "and the last good checkpoint is kept; try a smaller lr, a longer warm-up, or "
+                "fleet.clip_grad_norm_"
+            )
+        if not good:
+            self._abandon()
+            return None
+        return self._update()
+
+    def leave_void(self) -> None:
+        """Take part in one exchange only to say goodbye; nobody commits it."""
+        self.launch(void=True)
+        try:
+            self.reducer.wait()
+            flags = torch.tensor(self.reducer.header.tolist()[self._slots :])
+            self.world.settle(flags)
+        except ExchangeFailed:
+            self.world.settle(None)
+        self._abandon()
+
+    # -- parts of it ----------------------------------------------------------------------------
+
+    def rates(self, at: At) -> tuple[Any, float, float, float]:
+        """(rule state, schedule factor, multiplier, momentum factor) for a step at ``at``."""
+        return self.rate.before_step(self.rule_state, at)
+
+    def _void(self) -> bool:
+        assert self._summed is not None
+        return self._summed[VOID] > 0 or self._summed[NONFINITE] > 0
+
+    def _update(self) -> Committed:
+        assert self._plan is not None and self._summed is not None
+        state, factor, multiplier, momentum_factor = self.rates(self._at)
+        if momentum_factor != 1.0:
+            for held in self.optimizer.state.values():
+                buffer = held.get("momentum_buffer")
+                if buffer is not None:
+                    buffer.mul_(momentum_factor)
+        rates = [base * factor * multiplier for base in self.base_lrs]
+        used = self._used_mask()
+        with self.reducer.only_used(used), self.guard.stepping(rates):
+            self.optimizer.step()
+        noise = self._noise() if self._noisy else None
+        self._commit_norm()
+        rule = self.rate.rule
+        target = rule.target(state, self._at)
+        ramp_end = rule.ramp_end(state, self._at)
+        self.rule_state = rule.commit(state, self._at, noise)
+        parent = self.progress.row
+        self.progress.commit(token=self._plan.membership.token, cursor=self._plan.stop)
+        weight = self._summed[WEIGHT]
+        done = Committed(
+            plan=self._plan,
+            loss=self._summed[LOSS] / weight if weight else math.nan,
+            lr=rates[0],
+            lr_target=self.base_lrs[0] * factor * target,
+            multiplier=multiplier,
+            ramp_end=ramp_end,
+            parent_row=parent,
+        )
+        self._plan = None
+        return done
+
+    def _abandon(self) -> None:
+        self.norm.abandon()
+        self._plan = None
+
+    def _used_mask(self) -> list[bool]:
+        assert self._summed is not None
+        marks = self._summed[FIXED_SLOTS : FIXED_SLOTS + len(self.reducer.parameters)]
+        return [mark > 0 for mark in marks]
+
+    def _used_parameters(self) -> list[nn.Parameter]:
+        pairs = zip(self.reducer.parameters, self._used_mask(), strict=True)
+        return [p for p, used in pairs if used]
+
+    def _commit_norm(self) -> None:
+        if not self.norm.size:
+            return
+        assert self._plan is not None and self._summed is not None
+        start = FIXED_SLOTS + len(self.reducer.parameters)
+        header = self.reducer.header
+        moved = header[start : start + self.norm.size]
+        if self._exact is not None:
+            moved = torch.empty_like(self.norm.flat)
+            self._exact.read(self._exact.parts.shape[1] - self.norm.size, moved)
+        touched = header[start + self.norm.size : self._slots]
+        alone = self._plan.membership.workers == 1 and self._exact is None
+        self.norm.commit(moved, touched, alone=alone and len(self._plan.pieces) == 1)
+
+    def _share_clipping(self) -> bool:
+        """Tell workers without samples, whose loop did not run, how the others clipped."""
+        assert self._plan is not None
+        setting = torch.zeros(2, dtype=torch.float64, device=self.reducer.device)
+        if 0 in self._plan.membership.ranks and self._clip is not None:
+            setting.copy_(torch.tensor(self._clip, dtype=torch.float64))
+        try:
+            self.world.all_reduce(setting).wait()
+        except ExchangeFailed:
+            self._failed = True
+            return False
+        max_norm, norm_type = setting.tolist()
+        if max_norm > 0 and not self._plan.pieces:
+            torch.nn.utils.clip_grad_norm_(self._used_parameters(), max_norm, norm_type)
+        return True
+
+    def _add_exactly(self, moved: Tensor | None) -> None:
+        assert self._exact is not None
+        start, fits = 0, True
+        for bucket in self.reducer.buckets:
+            part = bucket.flat[: bucket.size]
+            fits &= self._exact.add(start, part)
+            start += bucket.size
+            part.zero_()
+        if moved is not None:
+            fits &= self._exact.add(start, moved)
+        self._sums[NONFINITE] += not fits
+
+    def _read_exactly(self) -> None:
+        if self._exact is None:
+            return
+        start = 0
+        for bucket in self.reducer.buckets:
+            self._exact.read(start, bucket.flat[: bucket.size])
+            start += bucket.size
+
+    def _count_noise(self, samples: int, total: int) -> None:
+        assert self._before is not None
+        now = torch.cat([b.flat[: b.size].float() for b in self.reducer.buckets])
+        own = float(torch.linalg.vector_norm(now - self._before)) * total / max(1, samples)
+        self._sums[SQUARES] += samples * own**2
+        self._sums[PIECES] += 1
+
+    def _noise(self) -> GradientNoise:
+        assert self._summed is not None
+        return GradientNoise(
+            weighted_squares=self._summed[SQUARES],
+            pieces=round(self._summed[PIECES]),
+            samples=round(self._summed[SAMPLES]),
+            mean_square=self.reducer.square_norm(),
+        )
+
+    def close(self) -> None:
+        """Take the hooks off the model and the optimizer."""
+        self.reducer.close()
+        self.guard.close()
+
+
+def _momentum(optimizer: torch.optim.Optimizer) -> float:
+    group = optimizer.param_groups[0]
+    if "betas" in group:
+        return float(group["betas"][0])
+    return float(group.get("momentum", 0.0))
+
+
+def resolve_rule(rule: Rule[Any]) -> Rule[Any]:
+    """The rule itself; a class in place of an instance is a usual slip.
+
+    Raises:
+        UsageError: ``rule`` is a class.
+    """
+    if isinstance(rule, type):
+        raise UsageError(
+            f"scaling = the class {rule.__name__}; a rule is an instance; "
+            f"write scaling=shoal.scaling.{rule.__name__}(...)"
+        )
+    return rule
+
+
+__all__: Sequence[str] = ["Committed", "StepPlan", "Stepper", "resolve_rule"]
