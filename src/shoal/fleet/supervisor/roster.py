@@ -1,0 +1,362 @@
+"""Who is in the fleet and what they said last: the state that the control endpoint and the loop share.
+
+Every method may be called from any thread. Decisions that start or end processes are left to the
+supervisor's loop, which reads :attr:`Roster.wanted_local` and the members' marks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from shoal.errors import UsageError
+
+# A worker on another machine whose reports stop this long is believed dead; a local one is watched as
+# a process.
+REMOTE_SILENCE_SECONDS = 5.0
+NO_LIMIT = 1_000_000
+
+
+@dataclass(kw_only=True)
+class Member:
+    """One worker, from its start to its end. Times are monotonic seconds of the supervisor."""
+
+    name: str
+    index: int
+    host: str  # "" for the supervisor's own machine, else the joining machine's name
+    started: float
+    pid: int | None = None
+    hello: float | None = None
+    at_barrier: bool = False
+    heard: float | None = None  # last report
+    row: dict[str, object] = field(default_factory=dict)
+    progressed: float = 0.0  # when its phase last began or its report last changed
+    leave: float | None = None  # when it was asked to leave
+    killed: str | None = None  # why the supervisor killed it: "script", "hang", "drain"
+    ended: float | None = None
+    code: int | None = None
+    knocks: int = 0
+    events_seen: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is not known to have ended."""
+        return self.ended is None
+
+    @property
+    def staying(self) -> bool:
+        """Alive, and neither asked to leave nor killed."""
+        return self.alive and self.leave is None and self.killed is None
+
+    @property
+    def commits(self) -> float:
+        """Exchanges its state went through, as reported; -1 before the first report."""
+        return number(self.row, "commits", -1)
+
+
+def number(row: Mapping[str, object], key: str, default: float) -> float:
+    """The number at ``key`` of a worker's report, or ``default`` where it holds none."""
+    value = row.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+
+class Roster:
+    """The members, the wanted number of workers, the start barrier and the queue of events.
+
+    Args:
+        start: number of workers the run begins with; the barrier gathers so many.
+        minimum: fewest workers, >= 1.
+        maximum: most workers.
+        gather_seconds: how long the barrier waits for the last of them.
+        patience_seconds: how long workers wait below ``minimum``; passed on to them.
+        coordinator: address of the lighthouse.
+        wake: called whenever the supervisor's loop has something to look at.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: int,
+        minimum: int = 1,
+        maximum: int = NO_LIMIT,
+        gather_seconds: float = 120.0,
+        patience_seconds: float = 300.0,
+        coordinator: str = "",
+        wake: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.minimum, self.maximum = minimum, maximum
+        self.patience_seconds = patience_seconds
+        self.coordinator = coordinator
+        self.wanted_local = start
+        self.stopping = False
+        self.finishing = False
+        self.ever_committed = False
+        self._gather_seconds = gather_seconds
+        self._wake = wake
+        self._clock = clock
+        self._changed = threading.Condition(threading.RLock())
+        self._members: dict[str, Member] = {}
+        self._next_index = 0
+        self._version = 0
+        self._events: list[tuple[str, dict[str, object]]] = []
+        self._marks: tuple[float | None, float | None] = (None, None)
+        self._gather = start
+        self._gather_from: float | None = clock()
+
+    # ---- members -------------------------------------------------------------------------------
+
+    def reserve_names(self, taken: int) -> None:
+        """Number the coming workers from ``taken`` on, so that a resumed run uses no name again."""
+        with self._changed:
+            self._next_index = max(self._next_index, taken)
+
+    def add(self, host: str = "") -> Member:
+        """A new worker under a name that was never used in this run."""
+        with self._changed:
+            member = Member(
+                name=f"w{self._next_index}",
+                index=self._next_index,
+                host=host,
+                started=self._clock(),
+            )
+            self._next_index += 1
+            self._members[member.name] = member
+            self._touch()
+            return member
+
+    def admit(self, count: int, host: str) -> list[Member]:
+        """New workers on another machine.
+
+        Raises:
+            UsageError: they would be more than the maximum, or the run is ending.
+        """
+        with self._changed:
+            self._refuse_if_ending()
+            before = len(self.staying())
+            if before + count > self.maximum:
+                raise UsageError(
+                    f"join = {count}; the fleet has {before} workers and takes at most {self.maximum}; "
+                    f"join with {max(0, self.maximum - before)} or start it with a larger --workers"
+                )
+            return [self.add(host) for _ in range(count)]
+
+    def ended(self, name: str, code: int) -> Member | None:
+        """Record a worker's end; None if it is unknown or was recorded before."""
+        with self._changed:
+            member = self._members.get(name)
+            if member is None or not member.alive:
+                return None
+            member.ended, member.code = self._clock(), code
+            if not any(m.alive for m in self._members.values()):
+                # Everybody is gone: whoever is started next begins together, from a checkpoint.
+                self._gather, self._gather_from = max(1, self.wanted_local), self._clock()
+            self._touch()
+            return member
+
+    def members(self) -> list[Member]:
+        """All workers ever, oldest first."""
+        with self._changed:
+            return list(self._members.values())
+
+    def alive(self) -> list[Member]:
+        """Workers whose process is not known to have ended, oldest first."""
+        return [m for m in self.members() if m.alive]
+
+    def staying(self) -> list[Member]:
+        """Workers that are alive and not on their way out, oldest first."""
+        return [m for m in self.members() if m.staying]
+
+    def get(self, name: str) -> Member | None:
+        """The worker of that name."""
+        with self._changed:
+            return self._members.get(name)
+
+    # ---- what workers say ----------------------------------------------------------------------
+
+    def hello(self, name: str, pid: int, host: str) -> bool:
+        """A worker's process introduces itself; False if the supervisor started no such worker."""
+        with self._changed:
+            member = self._members.get(name)
+            if member is None or not member.alive:
+                return False
+            member.hello = self._clock()
+            member.pid = pid if member.pid is None else member.pid
+            member.host = member.host and (host or member.host)
+            self._touch()
+            return True
+
+    def wait_ready(self, name: str, seconds: float) -> bool:
+        """Stand at the start barrier for at most ``seconds``; whether it is open."""
+        with self._changed:
+            member = self._members.get(name)
+            if member is not None and not member.at_barrier:
+                member.at_barrier = True
+                self._touch()
+            end = self._clock() + seconds
+            while not self._is_open() and not self.stopping and self._clock() < end:
+                self._changed.wait(min(0.5, max(0.0, end - self._clock())))
+            return self._is_open()
+
+    def knock(self, name: str, knocks: int) -> None:
+        """A worker knocked; ``knocks`` is how often by now."""
+        with self._changed:
+            member = self._members.get(name)
+            if member is not None and knocks > member.knocks:
+                member.knocks = knocks
+                self._touch()
+
+    def progress(self, name: str, row: dict[str, object], age_seconds: float) -> None:
+        """A worker's newest report, ``age_seconds`` old."""
+        with self._changed:
+            member = self._members.get(name)
+            if member is None:
+                return
+            now = self._clock()
+            committed_before = member.commits > 0
+            member.heard, member.row = now, row
+            member.progressed = now - age_seconds - number(row, "phase_seconds", 0.0)
+            if member.commits > 0:
+                self.ever_committed = True
+                if not committed_before:
+                    self._touch()
+            self._wake()
+
+    def take(self, name: str, first: int, rows: list[dict[str, object]]) -> None:
+        """A worker's events from its ``first``-th on; those that came before are dropped."""
+        with self._changed:
+            member = self._members.get(name)
+            if member is None:
+                return
+            for index, row in enumerate(rows, start=first):
+                if index == member.events_seen:
+                    self._events.append((name, row))
+                    member.events_seen += 1
+            self._wake()
+
+    def take_events(self) -> list[tuple[str, dict[str, object]]]:
+        """The events that came since the last call, with the workers' names."""
+        with self._changed:
+            events, self._events = self._events, []
+            return events
+
+    # ---- what the supervisor and the command line ask ------------------------------------------
+
+    def ask_to_leave(self, name: str, *, replace: bool = False) -> bool:
+        """Ask one worker to leave in order; without ``replace`` the fleet is then one smaller."""
+        with self._changed:
+            member = self._members.get(name)
+            if member is None or not member.staying:
+                return False
+            member.leave = self._clock()
+            if not replace and not member.host:
+                self.wanted_local = max(0, self.wanted_local - 1)
+            self._touch()
+            return True
+
+    def stop(self) -> None:
+        """Ask everybody to leave, for the run is to stop; nobody is let in any more."""
+        with self._changed:
+            self.stopping = True
+            for member in self._members.values():
+                if member.alive and member.leave is None:
+                    member.leave = self._clock()
+            self._touch()
+
+    def resize(self, workers: int) -> tuple[int, int]:
+        """Make the fleet ``workers`` large; returns the numbers before and after.
+
+        Raises:
+            UsageError: outside what ``--workers`` allows, or the run is ending.
+        """
+        with self._changed:
+            self._refuse_if_ending()
+            if not self.minimum <= workers <= self.maximum:
+                most = "any number" if self.maximum == NO_LIMIT else str(self.maximum)
+                raise UsageError(
+                    f"workers = {workers}; this run was started with --workers {self.minimum}:{most}; "
+                    "ask for a number in that range or start it with another --workers"
+                )
+            staying = self.staying()
+            remote = [m for m in staying if m.host]
+            before = self.wanted_local + len(remote)
+            if workers >= before:
+                self.wanted_local += workers - before
+            else:
+                local = [m for m in staying if not m.host]
+                # Workers still to be started count towards the wanted number: give those up first.
+                surplus = before - workers
+                self.wanted_local -= min(surplus, max(0, self.wanted_local - len(local)))
+                surplus = len(remote) + self.wanted_local - workers
+                for member in reversed(staying[len(staying) - surplus :] if surplus else []):
+                    self.ask_to_leave(member.name)
+            self._touch()
+            return before, workers
+
+    def set_marks(self, step: float | None, samples: float | None) -> None:
+        """The step and the number of samples at which workers should report without delay."""
+        with self._changed:
+            if (step, samples) != self._marks:
+                self._marks = (step, samples)
+                self._touch()
+
+    def news(self, name: str) -> dict[str, object]:
+        """What a worker's link wants to know."""
+        with self._changed:
+            member = self._members.get(name)
+            return {
+                "version": self._version,
+                "joins": sum(m.knocks for m in self._members.values() if m.name != name),
+                "trained": any(
+                    self._is_trained(m) for m in self._members.values() if m.name != name
+                ),
+                "leave": member is None or member.leave is not None,
+                "stopping": self.stopping,
+                "mark_step": self._marks[0],
+                "mark_samples": self._marks[1],
+                "coordinator": self.coordinator,
+                "min_workers": self.minimum,
+                "patience_seconds": self.patience_seconds,
+            }
+
+    def wait_news(self, name: str, seen: int, seconds: float) -> dict[str, object]:
+        """The same, as soon as it may differ from version ``seen``, at the latest after ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != seen, seconds)
+            return self.news(name)
+
+    def touch(self) -> None:
+        """Let everybody look again."""
+        with self._changed:
+            self._touch()
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    def _touch(self) -> None:
+        self._version += 1
+        self._changed.notify_all()
+        self._wake()
+
+    def _refuse_if_ending(self) -> None:
+        if self.stopping or self.finishing:
+            raise UsageError("the run is ending; its number of workers cannot be changed any more")
+
+    def _is_trained(self, member: Member) -> bool:
+        if not member.alive or member.commits <= 0 or member.killed is not None:
+            return False
+        silent = self._clock() - (member.heard or 0.0)
+        return not member.host or silent < REMOTE_SILENCE_SECONDS
+
+    def _is_open(self) -> bool:
+        """Once open, the barrier stays open until the whole fleet is lost."""
+        if self._gather_from is None:
+            return True
+        waiting = sum(m.alive and m.at_barrier for m in self._members.values())
+        late = self._clock() - self._gather_from > self._gather_seconds
+        if waiting >= self._gather or (late and waiting):
+            self._gather_from = None
+            self._changed.notify_all()
+        return self._gather_from is None
