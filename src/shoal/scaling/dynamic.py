@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, log
-from typing import ClassVar, Literal
+from typing import Literal
 
 from shoal.errors import UsageError
 from shoal.scaling.checks import ceil_of_ratio, state_from_dict, state_to_dict, whole_number
@@ -110,10 +110,10 @@ class Dynamic:
     ramp_steps: int | Literal["8r", "auto"] = "8r"
     down: Literal["at_once", "ramp"] = "at_once"
 
-    name: ClassVar[str] = "dynamic"
-    optimizers: ClassVar[frozenset[str]] = SGD_FAMILY
-    tested_ratio: ClassVar[float] = 16.0
-    needs_noise: ClassVar[bool] = False
+    name = "dynamic"
+    optimizers = SGD_FAMILY
+    tested_ratio = 16.0
+    needs_noise = False
 
     def __post_init__(self) -> None:
         """Check the arguments.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from shoal.scaling.checks import flag, state_from_dict, state_to_dict, whole_number
 from shoal.scaling.contract import At, GradientNoise
@@ -49,10 +48,10 @@ class Linear:
     reference_batch: int
     momentum_correction: bool = True
 
-    name: ClassVar[str] = "linear"
-    optimizers: ClassVar[frozenset[str]] = SGD_FAMILY
-    tested_ratio: ClassVar[float] = 16.0
-    needs_noise: ClassVar[bool] = False
+    name = "linear"
+    optimizers = SGD_FAMILY
+    tested_ratio = 16.0
+    needs_noise = False
 
     def __post_init__(self) -> None:
         """Check the arguments.

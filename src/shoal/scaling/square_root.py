@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar
 
 from shoal.scaling.checks import whole_number
 from shoal.scaling.contract import At
@@ -33,9 +32,9 @@ class SquareRoot(Stateless):
 
     reference_batch: int
 
-    name: ClassVar[str] = "square_root"
-    optimizers: ClassVar[frozenset[str]] = SGD_FAMILY | ADAM_FAMILY
-    tested_ratio: ClassVar[float] = 16.0
+    name = "square_root"
+    optimizers = SGD_FAMILY | ADAM_FAMILY
+    tested_ratio = 16.0
 
     def __post_init__(self) -> None:
         """Check the argument.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from shoal.scaling.checks import state_from_dict, state_to_dict
 from shoal.scaling.contract import At, GradientNoise
@@ -17,8 +16,8 @@ class Nothing:
 class Stateless:
     """The part of the contract that is the same for every rule without a memory."""
 
-    name: ClassVar[str]
-    needs_noise: ClassVar[bool] = False
+    name: str
+    needs_noise = False
 
     def init(self, at: At) -> Nothing:
         """State at the start of a run: empty."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar
 
 from shoal.scaling.checks import whole_number
 from shoal.scaling.contract import At
@@ -32,9 +31,9 @@ class Unscaled(Stateless):
 
     reference_batch: int = 1
 
-    name: ClassVar[str] = "unscaled"
-    optimizers: ClassVar[frozenset[str]] = ANY_OPTIMIZER
-    tested_ratio: ClassVar[float] = inf
+    name = "unscaled"
+    optimizers = ANY_OPTIMIZER
+    tested_ratio = inf
 
     def __post_init__(self) -> None:
         """Check the argument.
