@@ -1,4 +1,4 @@
-"""Finished pieces of a long experiment, one file each, so that a stopped run goes on where it was."""
+"""Finished pieces of a long experiment, one file each: a stopped run goes on where it was."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Cells:
             fingerprint, values = document["fingerprint"], document["values"]
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"{path} = unreadable ({error}); a finished cell is a JSON document written by this "
-                "command; remove the file to run its cell again"
+                f"{path} = unreadable ({error}); a finished cell is a JSON document written by "
+                "this command; remove the file to run its cell again"
             ) from error
         if fingerprint != self.fingerprint:
             raise UsageError(
                 f"{path} was made with other settings (fingerprint {fingerprint}, now "
-                f"{self.fingerprint}); cells of different settings cannot be joined; choose another "
-                "--out or remove that directory"
+                f"{self.fingerprint}); cells of different settings cannot be joined; "
+                "choose another --out or remove that directory"
             )
         return values
 

@@ -1,7 +1,7 @@
 """A claim of a paper, the criterion it is judged by, and the verdict.
 
-The criterion is part of the repository before anything runs: a :class:`Statement` holds its words, and a
-run can only add a value and a verdict to it.
+The criterion is part of the repository before anything runs: a :class:`Statement` holds its words,
+and a run can only add a value and a verdict to it.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Statement:
         """The claim with what was measured.
 
         Args:
-            holds: whether the criterion is met. A comparison with a number that is not finite must be
-                decided by the caller; NaN compares as not met.
+            holds: whether the criterion is met. What a number that is not finite means is the
+                caller's to decide; NaN compares as not met.
             value: the measured value or values.
             seeds: the seeds it rests on.
 
@@ -99,7 +99,7 @@ class Statement:
 
 
 def plain(value: object) -> object:
-    """``value`` as strict JSON can hold it: mappings and sequences copied, non-finite numbers None."""
+    """``value`` as strict JSON can hold it: containers copied, non-finite numbers None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

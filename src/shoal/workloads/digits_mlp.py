@@ -1,21 +1,24 @@
 """The bundled 8x8 digits and a small MLP, trained for many seeds in one tensor program.
 
-One seed is one independent run: its own weights, its own sample order and its own pixel shifts. The runs
-are stacked along the first axis of every tensor, so a step of all of them is a handful of batched
-matrix products. Per seed the arithmetic is that of an ordinary model and ``torch.optim.SGD``.
+One seed is one independent run: its own weights, its own sample order and its own pixel shifts. The
+runs are stacked along the first axis of every tensor, so a step of all of them is a handful of
+batched matrix products. Per seed the arithmetic is that of an ordinary model and ``torch.optim.SGD``.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shoal.workloads.draws import keyed_integers, keyed_passes
+from shoal.data.order import Order
+from shoal.workloads.draws import keyed_integers
 
 SIDE = 8
 CLASSES = 10
@@ -23,7 +26,7 @@ TRAIN_SAMPLES = 1437
 TEST_SAMPLES = 360
 SPLIT_SEED = 0
 
-_ORDER, _SHIFT_DOWN, _SHIFT_RIGHT = 0, 1, 2
+_SHIFT_DOWN, _SHIFT_RIGHT = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +49,8 @@ class DigitsTask:
     def shifted(self) -> Tensor:
         """Training images under each of the nine shifts, shape (9, samples, 64).
 
-        Row ``3 * down + right`` holds the images moved by ``down - 1`` and ``right - 1`` pixels; what moves
-        in from the border is 0.
+        Row ``3 * down + right`` holds the images moved by ``down - 1`` and ``right - 1`` pixels;
+        what moves in from the border is 0.
         """
         padded = nn.functional.pad(self.train_images, (1, 1, 1, 1))
         moved = [
@@ -73,13 +76,24 @@ class DigitsTask:
         rows = np.empty((len(seeds), samples), dtype=np.int64)
         shifts = np.empty_like(rows)
         for row, seed in enumerate(seeds):
-            rows[row] = keyed_passes(seed, _ORDER, positions, count=count)
+            rows[row] = _stream(seed, start, start + samples, count)
             down = keyed_integers(seed, _SHIFT_DOWN, positions, bound=3)
             right = keyed_integers(seed, _SHIFT_RIGHT, positions, bound=3)
             shifts[row] = 3 * down + right
         samples_at = torch.from_numpy(rows)
         inputs = self.shifted[torch.from_numpy(shifts), samples_at]
         return inputs, self.train_labels[samples_at]
+
+
+def _stream(seed: int, start: int, stop: int, count: int) -> NDArray[np.int64]:
+    """The samples at positions ``start ... stop - 1`` of an endless row of shuffled passes."""
+    pieces: list[NDArray[np.int64]] = []
+    while start < stop:
+        number, offset = divmod(start, count)
+        end = min(count, offset + stop - start)
+        pieces.append(Order(n=count, seed=seed, epoch=number).take(offset, end))
+        start += end - offset
+    return np.concatenate(pieces)
 
 
 def load_digits_task() -> DigitsTask:
@@ -91,7 +105,7 @@ def load_digits_task() -> DigitsTask:
     Raises:
         ModuleNotFoundError: scikit-learn is not installed.
 
-    Deviates: the notes do not name the split; this one is scikit-learn's stratified split with seed 0.
+    Deviates: the notes do not name the split; this one is scikit-learn's stratified split, seed 0.
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -128,7 +142,7 @@ class StackedMLP(nn.Module):
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in itertools.pairwise(widths):
             drawn = [torch.randn(inputs, outputs, generator=g) for g in generators]
             self.weights.append(nn.Parameter(torch.stack(drawn) * (2 / inputs) ** 0.5))
             self.biases.append(nn.Parameter(torch.zeros(len(seeds), 1, outputs)))
@@ -173,7 +187,7 @@ def losses(logits: Tensor, labels: Tensor) -> Tensor:
         labels: shape (seeds, samples).
 
     Returns:
-        Shape (seeds,). Its sum has, for each seed's parameters, the gradient of that seed's own mean.
+        Shape (seeds,). Its sum has, for each seed's parameters, the gradient of that seed's mean.
     """
     seeds, samples, classes = logits.shape
     each = nn.functional.cross_entropy(

@@ -1,7 +1,9 @@
 """Counter-based draws: the i-th number of a stream is a pure function of (key, stream, i).
 
-Runs that are compared must see the same samples, whatever the number of steps each of them takes, so a
-draw belongs to a sample's position and never to a generator that was advanced some number of times.
+Runs that are compared must see the same samples, whatever the number of steps each of them takes,
+so a draw belongs to a sample's position and never to a generator that was advanced some number of
+times. Which sample stands at a position is :mod:`shoal.data.order`'s business; these draws are for
+what happens to it.
 """
 
 from __future__ import annotations
@@ -51,29 +53,3 @@ def keyed_integers(
         A new array of the shape of ``counters``.
     """
     return (keyed_bits(key, stream, counters) % np.uint64(bound)).astype(np.int64)
-
-
-def keyed_passes(
-    key: int, stream: int, positions: NDArray[np.int64], *, count: int
-) -> NDArray[np.int64]:
-    """The sample at each position of an endless sequence of shuffled passes over ``count`` samples.
-
-    Position p is item ``p % count`` of pass ``p // count``; each pass holds every sample once.
-
-    Args:
-        key: the run's seed, >= 0.
-        stream: which purpose the draw serves, >= 0.
-        positions: a one-dimensional array, each >= 0.
-        count: number of samples, >= 1.
-
-    Returns:
-        Sample numbers in [0, count), one for each position.
-    """
-    passes, items = np.divmod(positions, count)
-    samples = np.empty_like(positions)
-    for number in np.unique(passes):
-        counters = np.int64(number) * count + np.arange(count, dtype=np.int64)
-        order = np.argsort(keyed_bits(key, stream, counters), kind="stable")
-        chosen = passes == number
-        samples[chosen] = order[items[chosen]]
-    return samples

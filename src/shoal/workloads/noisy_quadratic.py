@@ -1,7 +1,7 @@
 """A noisy quadratic whose expected loss under momentum SGD is known exactly, without sampling.
 
-The loss is ``sum_i h_i w_i^2 / 2`` over independent coordinates; a gradient averaged over a global batch
-of ``B`` samples is ``h_i w_i + n_i`` with ``Var(n_i) = h_i / B``. Momentum SGD in buffer form,
+The loss is ``sum_i h_i w_i^2 / 2`` over independent coordinates; a gradient averaged over a global
+batch of ``B`` samples is ``h_i w_i + n_i``, ``Var(n_i) = h_i / B``. Momentum SGD in buffer form,
 
     u' = mu u + h w + n            w' = w - lr u',
 
@@ -26,13 +26,13 @@ class NoisyQuadratic:
     non-convexity, so it says nothing about generalisation.
 
     Args:
-        curvatures: eigenvalues h_i of the Hessian, each > 0. The default is 30 of them, log-spaced from
-            0.01 to 1, the setting of the published table.
+        curvatures: eigenvalues h_i of the Hessian, each > 0. The default is 30 of them, log-spaced
+            from 0.01 to 1, the setting of the published table.
 
     Raises:
         ValueError: a curvature that is not positive.
 
-    Source: the noise model of section 6.2 of the notes on Dynamic Mini-batch SGD (noise variance h/B).
+    Source: the noise model of section 6.2 of the notes on Dynamic Mini-batch SGD (variance h/B).
     """
 
     curvatures: tuple[float, ...] = tuple(float(h) for h in np.logspace(-2, 0, 30))
@@ -40,8 +40,8 @@ class NoisyQuadratic:
     def __post_init__(self) -> None:
         if not self.curvatures or min(self.curvatures) <= 0:
             raise ValueError(
-                f"curvatures = {self.curvatures}: at least one is needed and each must be positive; "
-                "pass the Hessian's positive eigenvalues"
+                f"curvatures = {self.curvatures}: at least one is needed and each must be "
+                "positive; pass the Hessian's positive eigenvalues"
             )
 
     def moments(self, start: float = 0.0) -> Moments:
@@ -77,7 +77,7 @@ class Moments:
 
     @property
     def buffer_variance(self) -> float:
-        """``sum E[u^2]`` over the coordinates: the squared norm of the momentum buffer, expected."""
+        """``sum E[u^2]`` over the coordinates: the buffer's expected squared norm."""
         return float(self.covariance[:, 1, 1].sum())
 
     def step(
@@ -86,7 +86,7 @@ class Moments:
         """Moments after one step of momentum SGD.
 
         With ``P`` the covariance, ``P' = A P A^T + (h / B) b b^T``,
-        ``A = [[1 - lr h, -lr c], [h, c]]``, ``b = (-lr, 1)`` and ``c = momentum * momentum_factor``.
+        ``A = [[1 - lr h, -lr c], [h, c]]``, ``b = (-lr, 1)``, ``c = momentum * momentum_factor``.
 
         Args:
             lr: learning rate of this step, > 0.

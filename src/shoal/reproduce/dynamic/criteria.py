@@ -1,8 +1,9 @@
 """What has to come out for each claim, fixed before anything runs, and the judges that apply it.
 
-T1-T6 and D1-D4 are the pass criteria of sections 6.2 and 6.3 of the notes on Dynamic Mini-batch SGD,
-unchanged. Q1, Q3 and Q4 apply the criteria of D1, D3 and D4 to the few seeds of ``--quick``; they are
-a smoke test and never stand for D1-D4. L1-L4 are ours, for the Fashion-MNIST runs behind ``--long``.
+T1-T6 and D1-D4 are the pass criteria of sections 6.2 and 6.3 of the notes on Dynamic Mini-batch
+SGD, unchanged. Q1, Q3 and Q4 apply the criteria of D1, D3 and D4 to the few seeds of ``--quick``;
+they are a smoke test and never stand for D1-D4. L1-L4 are ours, for the Fashion-MNIST runs behind
+``--long``.
 """
 
 from __future__ import annotations
@@ -241,8 +242,8 @@ def judge_kept(statement: Statement, seeds: Sequence[int], static: Array, dynami
 def judge_spike(statement: Statement, seeds: Sequence[int], linear: Array, dynamic: Array) -> Claim:
     """Whether the mean spike of Dynamic is at most half that of linear scaling at once.
 
-    A linear run that diverged has an infinite spike: any finite one is below half of it. An infinite
-    spike of Dynamic never meets the criterion.
+    A linear run that diverged has an infinite spike: any finite one is below half of it. An
+    infinite spike of Dynamic never meets the criterion.
     """
     dynamic_mean, linear_mean = float(dynamic.mean()), float(linear.mean())
     holds = np.isfinite(dynamic_mean) and dynamic_mean <= SPIKE_RATIO_AT_MOST * linear_mean

@@ -1,0 +1,61 @@
+"""The scaling rule and the schedule of one run, asked once per step and committed after it.
+
+Every baseline of this reproduction goes through the very rule objects of :mod:`shoal.scaling`;
+nothing here knows how any of them works.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.scaling.contract import At, Rule
+from shoal.scaling.learning_rate import LearningRate, StepRate
+from shoal.scaling.schedules import Schedule
+
+
+class Pace:
+    """Steps and samples committed so far, and the rule's state with them.
+
+    Args:
+        rule: a scaling rule.
+        schedule: a resolved schedule in samples.
+        momentum: the optimizer's momentum, in [0, 1).
+        epoch_samples: samples in an epoch, >= 1.
+        global_batch: nominal global batch of the first step, in samples.
+    """
+
+    def __init__(
+        self,
+        rule: Rule[Any],
+        schedule: Schedule,
+        *,
+        momentum: float,
+        epoch_samples: int,
+        global_batch: int,
+    ) -> None:
+        self._rate = LearningRate(rule=rule, schedule=schedule)
+        self._momentum = momentum
+        self._epoch_samples = epoch_samples
+        self.step = 0
+        self.samples = 0
+        self._state = rule.init(self._at(global_batch))
+
+    def _at(self, global_batch: int) -> At:
+        return At(
+            step=self.step,
+            samples=self.samples,
+            global_batch=global_batch,
+            momentum=self._momentum,
+            epoch_samples=self._epoch_samples,
+        )
+
+    def next(self, global_batch: int) -> StepRate[Any]:
+        """What the coming step with ``global_batch`` samples uses; nothing changes yet."""
+        return self._rate.before_step(self._state, self._at(global_batch))
+
+    def commit(self, rate: StepRate[Any], global_batch: int) -> None:
+        """The step that used ``rate`` was taken."""
+        at = self._at(global_batch)
+        self._state = self._rate.rule.commit(rate.state, at, None)
+        self.step += 1
+        self.samples += global_batch

@@ -1,0 +1,267 @@
+"""Tier 2: real images of digits, every rule on the same samples, all seeds in one tensor program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shoal.reproduce.dynamic.methods import METHODS, SHORT_METHODS, SMALL, WORKER_SAMPLES
+from shoal.reproduce.dynamic.pace import Pace
+from shoal.reproduce.dynamic.spikes import around_scale_outs, spikes
+from shoal.reproduce.progress import Progress
+from shoal.scaling import schedules
+from shoal.scaling.contract import Rule
+from shoal.workloads.digits_mlp import DigitsTask, StackedMLP, evaluate, losses
+
+Array = NDArray[np.float64]
+
+RECORDED_SEED_BASE = 71_000
+QUICK_SEED_BASE = 52_000
+RECORDED_SEEDS = 16
+QUICK_SEEDS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsSettings:
+    """Section 6.3 of the notes, in one place.
+
+    Args:
+        seeds: the paired runs.
+        epochs: of the main comparison.
+        epoch_samples: samples in an epoch; a multiple of every global batch used.
+        warmup_epochs: linear warm-up from 0.
+        lr: base learning rate of the main comparison.
+        short_epochs: lengths of the short static runs.
+        short_lr: their base learning rate.
+        momentum: of SGD.
+        weight_decay: of SGD, coupled.
+    """
+
+    seeds: tuple[int, ...]
+    epochs: int = 30
+    epoch_samples: int = 4_096
+    warmup_epochs: int = 2
+    lr: float = 0.02
+    short_epochs: tuple[int, ...] = (4, 8)
+    short_lr: float = 0.005
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What a training of all seeds leaves.
+
+    Args:
+        model: the trained models.
+        losses: training loss of each step before its update, shape (steps, seeds).
+        batches: nominal global batch of each step.
+    """
+
+    model: StackedMLP
+    losses: Array
+    batches: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One method's outcome; arrays have one entry per seed.
+
+    Args:
+        accuracy: test accuracy in percent.
+        test_loss: mean cross-entropy on the test samples.
+        spike: mean loss spike over the run's scale-outs; NaN where there was none.
+        around: mean loss around a scale-out, see :func:`~.spikes.around_scale_outs`.
+    """
+
+    accuracy: Array
+    test_loss: Array
+    spike: Array
+    around: list[float]
+
+    def to_dict(self) -> dict[str, object]:
+        """Every number, as plain JSON values."""
+        return {
+            "accuracy": self.accuracy.tolist(),
+            "test_loss": self.test_loss.tolist(),
+            "spike": self.spike.tolist(),
+            "loss_around_scale_out": self.around,
+        }
+
+
+def train(
+    task: DigitsTask,
+    settings: DigitsSettings,
+    rule: Rule[Any],
+    workers: Callable[[int], int],
+    *,
+    epochs: int,
+    lr: float,
+    tick: Callable[[int], None] = lambda steps: None,
+) -> Training:
+    """Train one model per seed with SGD under a scaling rule.
+
+    Args:
+        task: the data.
+        settings: what all methods have in common.
+        rule: a scaling rule with a reference batch of 8 samples.
+        workers: virtual workers of 8 samples each, by epoch.
+        epochs: length of the run; the cosine ends there.
+        lr: base learning rate.
+        tick: told after each epoch how many steps it had.
+    """
+    size = settings.epoch_samples
+    schedule = schedules.cosine(warmup_samples=settings.warmup_epochs * size)
+    pace = Pace(
+        rule,
+        schedule.resolve(epochs * size),
+        momentum=settings.momentum,
+        epoch_samples=size,
+        global_batch=workers(0) * WORKER_SAMPLES,
+    )
+    model = StackedMLP(settings.seeds)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+    seen: list[torch.Tensor] = []
+    batches: list[int] = []
+    for epoch in range(epochs):
+        inputs, labels = task.epoch(settings.seeds, epoch * size, size)
+        batch = workers(epoch) * WORKER_SAMPLES
+        for start in range(0, size, batch):
+            rate = pace.next(batch)
+            part = slice(start, start + batch)
+            each = losses(model(inputs[:, part]), labels[:, part])
+            optimizer.zero_grad()
+            each.sum().backward()
+            set_rate(optimizer, rate.lr(lr), rate.momentum_factor)
+            optimizer.step()
+            pace.commit(rate, batch)
+            seen.append(each.detach())
+            batches.append(batch)
+        tick(size // batch)
+    return Training(
+        model=model,
+        losses=torch.stack(seen).double().numpy(),
+        batches=np.array(batches, dtype=np.int64),
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float, momentum_factor: float) -> None:
+    """Put a step's learning rate in force, and multiply the momentum buffers where a rule asks."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    if momentum_factor == 1.0:
+        return
+    for state in optimizer.state.values():
+        buffer = state.get("momentum_buffer")
+        if buffer is not None:
+            buffer.mul_(momentum_factor)
+
+
+def outcome(training: Training, task: DigitsTask) -> Row:
+    """Test scores and spikes of a finished training."""
+    accuracy, test_loss = evaluate(training.model, task)
+    return Row(
+        accuracy=accuracy.numpy(),
+        test_loss=test_loss.double().numpy(),
+        spike=spikes(training.losses, training.batches),
+        around=around_scale_outs(training.losses, training.batches),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsRows:
+    """All outcomes of tier 2.
+
+    Args:
+        settings: what was run.
+        main: the long comparison, by method.
+        short: the short static runs, by epochs and method.
+    """
+
+    settings: DigitsSettings
+    main: dict[str, Row]
+    short: dict[int, dict[str, Row]]
+
+
+def step_count(workers: Callable[[int], int], epochs: int, epoch_samples: int) -> int:
+    """Optimizer steps of a run."""
+    return sum(epoch_samples // (workers(epoch) * WORKER_SAMPLES) for epoch in range(epochs))
+
+
+def total_steps(settings: DigitsSettings) -> int:
+    """Optimizer steps of all of tier 2, the unit of its progress."""
+    size = settings.epoch_samples
+    main = sum(step_count(method.workers, settings.epochs, size) for method in METHODS)
+    short = sum(
+        step_count(method.workers, epochs, size)
+        for epochs in settings.short_epochs
+        for method in SHORT_METHODS
+    )
+    return main + short
+
+
+def run_tier2(
+    task: DigitsTask,
+    settings: DigitsSettings,
+    progress: Progress,
+) -> DigitsRows:
+    """Train every method on every seed.
+
+    Args:
+        task: the data.
+        settings: section 6.3 and the seeds.
+        progress: told of every epoch, in optimizer steps.
+    """
+    largest = max(method.workers(epoch) for method in METHODS for epoch in range(settings.epochs))
+    assert settings.epoch_samples % (largest * WORKER_SAMPLES) == 0, settings.epoch_samples
+    main: dict[str, Row] = {}
+    for method in METHODS:
+        label = f"digits, {method.name}"
+        training = train(
+            task,
+            settings,
+            method.rule(),
+            method.workers,
+            epochs=settings.epochs,
+            lr=settings.lr,
+            tick=lambda steps, label=label: progress.advance(steps, label),
+        )
+        main[method.name] = outcome(training, task)
+        progress.finish_piece(f"{label}: {main[method.name].accuracy.mean():.2f} %")
+    short: dict[int, dict[str, Row]] = {}
+    for epochs in settings.short_epochs:
+        short[epochs] = {}
+        for method in SHORT_METHODS:
+            label = f"digits, {epochs} epochs, {method.name}"
+            training = train(
+                task,
+                settings,
+                method.rule(),
+                method.workers,
+                epochs=epochs,
+                lr=settings.short_lr,
+                tick=lambda steps, label=label: progress.advance(steps, label),
+            )
+            short[epochs][method.name] = outcome(training, task)
+            progress.finish_piece(f"{label}: {short[epochs][method.name].accuracy.mean():.2f} %")
+    return DigitsRows(settings=settings, main=main, short=short)
+
+
+def seeds_from(base: int, count: int) -> tuple[int, ...]:
+    """``count`` seeds in a row from ``base``."""
+    return tuple(range(base, base + count))
+
+
+def sd(values: Sequence[float] | Array) -> float:
+    """Sample standard deviation; 0 for a single value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+assert SMALL == 1, "the base learning rate belongs to one worker"
