@@ -16,7 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from shoal.errors import UsageError
 from shoal.fleet.supervisor.roster import Roster
-from shoal.world.elastic.link import TOKEN_HEADER, WATCH_SECONDS, version_conflict, versions
+from shoal.world.elastic.endpoint import TOKEN_HEADER, version_conflict, versions
+from shoal.world.elastic.link import WATCH_SECONDS
 
 MAX_BODY_BYTES = 1 << 20
 IDLE_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""Who is in the fleet and what they said last: the state that the control endpoint and the loop share.
+"""Who is in the fleet and what they said last: what the control endpoint and the loop share.
 
 Every method may be called from any thread. Decisions that start or end processes are left to the
 supervisor's loop, which reads :attr:`Roster.wanted_local` and the members' marks.
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from shoal.errors import UsageError
 
-# A worker on another machine whose reports stop this long is believed dead; a local one is watched as
-# a process.
+# A worker on another machine whose reports stop this long is believed dead; a local one is
+# watched as a process.
 REMOTE_SILENCE_SECONDS = 5.0
 NO_LIMIT = 1_000_000
 
@@ -139,8 +139,8 @@ class Roster:
             before = len(self.staying())
             if before + count > self.maximum:
                 raise UsageError(
-                    f"join = {count}; the fleet has {before} workers and takes at most {self.maximum}; "
-                    f"join with {max(0, self.maximum - before)} or start it with a larger --workers"
+                    f"--workers {count}; the fleet has {before} workers and takes at most "
+                    f"{self.maximum}; join with fewer or start the fleet with a larger --workers"
                 )
             return [self.add(host) for _ in range(count)]
 
@@ -277,8 +277,8 @@ class Roster:
             if not self.minimum <= workers <= self.maximum:
                 most = "any number" if self.maximum == NO_LIMIT else str(self.maximum)
                 raise UsageError(
-                    f"workers = {workers}; this run was started with --workers {self.minimum}:{most}; "
-                    "ask for a number in that range or start it with another --workers"
+                    f"workers = {workers}; this run takes {self.minimum} to {most}; ask for a number "
+                    "in that range or start the run with another --workers MIN:MAX"
                 )
             staying = self.staying()
             remote = [m for m in staying if m.host]
@@ -307,12 +307,11 @@ class Roster:
         """What a worker's link wants to know."""
         with self._changed:
             member = self._members.get(name)
+            others = [m for m in self._members.values() if m.name != name]
             return {
                 "version": self._version,
-                "joins": sum(m.knocks for m in self._members.values() if m.name != name),
-                "trained": any(
-                    self._is_trained(m) for m in self._members.values() if m.name != name
-                ),
+                "joins": sum(m.knocks for m in others),
+                "trained": any(self._is_trained(m) for m in others),
                 "leave": member is None or member.leave is not None,
                 "stopping": self.stopping,
                 "mark_step": self._marks[0],
@@ -323,7 +322,7 @@ class Roster:
             }
 
     def wait_news(self, name: str, seen: int, seconds: float) -> dict[str, object]:
-        """The same, as soon as it may differ from version ``seen``, at the latest after ``seconds``."""
+        """The same, once it may differ from version ``seen``, at the latest after ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != seen, seconds)
             return self.news(name)

@@ -1,15 +1,14 @@
 """A worker's side of the supervisor's control endpoint, over HTTP on the standard library alone.
 
-Two background threads do all the talking: one waits for news (a long poll), the other delivers the
-newest report and the queued events and, by doing so, shows that this process is alive. So every call
-of :class:`HttpLink` but ``ready`` answers from memory. Importing this module imports neither torch nor
-torchft.
+Two background threads do all the talking: one waits for news (a long poll), the other delivers
+the newest report and the queued events and, by doing so, shows that this process is alive. So
+every call of :class:`HttpLink` but ``ready`` answers from memory. Importing this module imports
+neither torch nor torchft.
 """
 
 from __future__ import annotations
 
 import atexit
-import http.client
 import json
 import math
 import os
@@ -19,130 +18,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from importlib import metadata
 
-from shoal.errors import ResumableStop, ShoalError, UsageError
+from shoal.errors import ResumableStop, UsageError
+from shoal.world.elastic.endpoint import ControlClient, Refused, versions
 
-TOKEN_HEADER = "X-Shoal-Token"
 REPORT_SECONDS = 0.25  # a changed report is posted at most this often
 HEARTBEAT_SECONDS = 1.0  # an unchanged one is repeated this often, with the age of its phase
 WATCH_SECONDS = 10.0  # how long one long poll may take
-PATIENCE_SECONDS = 10.0  # reply later than this: the connection is given up and opened again
 CLOSE_SECONDS = 5.0  # how long close() tries to deliver what is queued
 EVENTS_PER_POST = 64
-
-
-class Refused(ShoalError):
-    """The control endpoint answered, and said no; ``status`` is the HTTP status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-def versions() -> dict[str, str | None]:
-    """Versions that must be equal on the supervisor and all workers; None for what is not installed.
-
-    A build's local part (``+cpu``) is left out: builds of one version talk to each other.
-    """
-    found: dict[str, str | None] = {}
-    for package in ("shoal", "torch", "torchft"):
-        try:
-            found[package] = metadata.version(package).split("+")[0]
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def version_conflict(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str | None:
-    """One line that names the first difference between two :func:`versions`, or None."""
-    for package, wanted in ours.items():
-        if theirs.get(package) != wanted:
-            return (
-                f"{package} {theirs.get(package) or '(none)'} on the worker, {wanted or '(none)'} on the "
-                f"supervisor; one fleet runs one version of {package}, because mixed ones fail without "
-                f"an error; install {package}=={wanted} for the worker's Python"
-            )
-    return None
-
-
-class ControlClient:
-    """One kept-alive connection to a control endpoint. Not shared between threads.
-
-    Args:
-        address: ``HOST:PORT`` of the control endpoint.
-        token: the run's secret.
-        timeout_seconds: the longest wait for a connection or a reply; a long poll adds its own wait.
-    """
-
-    def __init__(self, address: str, token: str, timeout_seconds: float = PATIENCE_SECONDS) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise UsageError(
-                f"control address = {address!r}; it must be HOST:PORT, e.g. 10.0.0.1:29600"
-            )
-        self._host, self._port = host.strip("[]"), int(port)
-        self._token = token
-        self._timeout_seconds = timeout_seconds
-        self._connection: http.client.HTTPConnection | None = None
-
-    def call(
-        self, verb: str, body: Mapping[str, object] | None = None, *, wait_seconds: float = 0.0
-    ) -> dict[str, object]:
-        """Post ``body`` to ``verb`` and return the reply.
-
-        Raises:
-            Refused: the endpoint answered with an error.
-            OSError: it could not be reached, or broke off.
-        """
-        payload = json.dumps(body or {}).encode()
-        headers = {TOKEN_HEADER: self._token, "Content-Type": "application/json"}
-        kept_alive = self._connection is not None
-        try:
-            status, raw = self._exchange(verb, payload, headers, wait_seconds)
-        except ConnectionError:
-            # The endpoint closes idle connections; that says nothing about whether it is there.
-            if not kept_alive:
-                raise
-            status, raw = self._exchange(verb, payload, headers, wait_seconds)
-        try:
-            reply = json.loads(raw)
-        except ValueError as error:
-            raise ConnectionError(
-                f"{self._host}:{self._port} is not a shoal control endpoint"
-            ) from error
-        if status != 200:
-            raise Refused(status, str(reply.get("error", f"HTTP status {status}")))
-        return reply
-
-    def _exchange(
-        self, verb: str, payload: bytes, headers: dict[str, str], wait_seconds: float
-    ) -> tuple[int, bytes]:
-        timeout = self._timeout_seconds + wait_seconds
-        connection = self._connection
-        if connection is None:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
-        elif connection.sock is not None:
-            connection.sock.settimeout(timeout)
-        self._connection = None
-        try:
-            connection.request("POST", f"/{verb}", payload, headers)
-            response = connection.getresponse()
-            status, raw = response.status, response.read()
-        except http.client.HTTPException as error:
-            connection.close()
-            raise ConnectionError(f"{self._host}:{self._port} broke off: {error!r}") from error
-        except OSError:
-            connection.close()
-            raise
-        self._connection = connection
-        return status, raw
-
-    def close(self) -> None:
-        """Close the connection; the next call opens it again."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 class HttpLink:
@@ -155,8 +39,8 @@ class HttpLink:
         advertise: address under which other workers reach this one.
 
     Raises:
-        UsageError: the supervisor refused this worker: other versions, a wrong token, a name it does
-            not know, or no supervisor there.
+        UsageError: the supervisor refused this worker (other versions, a wrong token, a name it
+            does not know), or none answers.
     """
 
     def __init__(self, address: str, token: str, name: str, advertise: str) -> None:
@@ -312,7 +196,7 @@ class HttpLink:
         self._threads[1].join(CLOSE_SECONDS)
 
     def _is_prompt(self, row: Mapping[str, object]) -> bool:
-        """Reports worth a message of their own: the first commit, and a mark the supervisor waits for."""
+        """Worth a message of its own: the first commit, and a mark the supervisor waits for."""
         if not self._has_commits and _number(row, "commits") > 0:
             self._has_commits = True
             return True

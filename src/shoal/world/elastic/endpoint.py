@@ -1,0 +1,129 @@
+"""How to speak to a control endpoint: one kept-alive HTTP connection, JSON both ways, a token.
+
+On the standard library alone; importing this module imports neither torch nor torchft.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from importlib import metadata
+
+from shoal.errors import ShoalError, UsageError
+
+TOKEN_HEADER = "X-Shoal-Token"
+PATIENCE_SECONDS = 10.0  # a reply later than this: the connection is given up and opened again
+
+
+class Refused(ShoalError):
+    """The control endpoint answered, and said no; ``status`` is the HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def versions() -> dict[str, str | None]:
+    """Versions that must be equal on the supervisor and all workers; None for what is missing.
+
+    A build's local part (``+cpu``) is left out: builds of one version talk to each other.
+    """
+    found: dict[str, str | None] = {}
+    for package in ("shoal", "torch", "torchft"):
+        try:
+            found[package] = metadata.version(package).split("+")[0]
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def version_conflict(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str | None:
+    """One line that names the first difference between two :func:`versions`, or None."""
+    for package, wanted in ours.items():
+        if theirs.get(package) != wanted:
+            return (
+                f"{package} {theirs.get(package) or '(none)'} on the worker, "
+                f"{wanted or '(none)'} on the supervisor; one fleet runs one version of {package}, "
+                f"because mixed ones fail without an error; install {package}=={wanted} there too"
+            )
+    return None
+
+
+class ControlClient:
+    """One kept-alive connection to a control endpoint. Not shared between threads.
+
+    Args:
+        address: ``HOST:PORT`` of the control endpoint.
+        token: the run's secret.
+        timeout_seconds: the longest wait for a connection or a reply; a long poll adds its own.
+    """
+
+    def __init__(self, address: str, token: str, timeout_seconds: float = PATIENCE_SECONDS) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise UsageError(
+                f"control address = {address!r}; it must be HOST:PORT, e.g. 10.0.0.1:29600"
+            )
+        self._host, self._port = host.strip("[]"), int(port)
+        self._token = token
+        self._timeout_seconds = timeout_seconds
+        self._connection: http.client.HTTPConnection | None = None
+
+    def call(
+        self, verb: str, body: Mapping[str, object] | None = None, *, wait_seconds: float = 0.0
+    ) -> dict[str, object]:
+        """Post ``body`` to ``verb`` and return the reply.
+
+        Raises:
+            Refused: the endpoint answered with an error.
+            OSError: it could not be reached, or broke off.
+        """
+        payload = json.dumps(body or {}).encode()
+        headers = {TOKEN_HEADER: self._token, "Content-Type": "application/json"}
+        kept_alive = self._connection is not None
+        try:
+            status, raw = self._exchange(verb, payload, headers, wait_seconds)
+        except ConnectionError:
+            # The endpoint closes idle connections; that says nothing about whether it is there.
+            if not kept_alive:
+                raise
+            status, raw = self._exchange(verb, payload, headers, wait_seconds)
+        try:
+            reply = json.loads(raw)
+        except ValueError as error:
+            raise ConnectionError(
+                f"{self._host}:{self._port} is not a shoal control endpoint"
+            ) from error
+        if status != 200:
+            raise Refused(status, str(reply.get("error", f"HTTP status {status}")))
+        return reply
+
+    def _exchange(
+        self, verb: str, payload: bytes, headers: dict[str, str], wait_seconds: float
+    ) -> tuple[int, bytes]:
+        timeout = self._timeout_seconds + wait_seconds
+        connection = self._connection
+        if connection is None:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+        elif connection.sock is not None:
+            connection.sock.settimeout(timeout)
+        self._connection = None
+        try:
+            connection.request("POST", f"/{verb}", payload, headers)
+            response = connection.getresponse()
+            status, raw = response.status, response.read()
+        except http.client.HTTPException as error:
+            connection.close()
+            raise ConnectionError(f"{self._host}:{self._port} broke off: {error!r}") from error
+        except OSError:
+            connection.close()
+            raise
+        self._connection = connection
+        return status, raw
+
+    def close(self) -> None:
+        """Close the connection; the next call opens it again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
