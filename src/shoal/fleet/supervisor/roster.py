@@ -277,8 +277,8 @@ class Roster:
             if not self.minimum <= workers <= self.maximum:
                 most = "any number" if self.maximum == NO_LIMIT else str(self.maximum)
                 raise UsageError(
-                    f"workers = {workers}; this run takes {self.minimum} to {most}; ask for a number "
-                    "in that range or start the run with another --workers MIN:MAX"
+                    f"workers = {workers}; this run takes {self.minimum} to {most}; ask for a "
+                    "number in that range or start the run with another --workers MIN:MAX"
                 )
             staying = self.staying()
             remote = [m for m in staying if m.host]
