@@ -2,7 +2,8 @@
 
 One seed is one independent run: its own weights, its own sample order and its own pixel shifts. The
 runs are stacked along the first axis of every tensor, so a step of all of them is a handful of
-batched matrix products. Per seed the arithmetic is that of an ordinary model and ``torch.optim.SGD``.
+batched matrix products. Per seed the arithmetic is that of an ordinary model under
+``torch.optim.SGD``.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shoal.data.digits import load_digits
 from shoal.data.order import Order
 from shoal.workloads.draws import keyed_integers
 
 SIDE = 8
 CLASSES = 10
+LARGEST_VALUE = 16
 TRAIN_SAMPLES = 1437
 TEST_SAMPLES = 360
 SPLIT_SEED = 0
@@ -103,26 +106,25 @@ def load_digits_task() -> DigitsTask:
         The task; pixel values are divided by 16.
 
     Raises:
-        ModuleNotFoundError: scikit-learn is not installed.
+        UsageError: scikit-learn is not installed.
 
     Deviates: the notes do not name the split; this one is scikit-learn's stratified split, seed 0.
     """
-    from sklearn.datasets import load_digits
+    data = load_digits()
     from sklearn.model_selection import train_test_split
 
-    images, labels = load_digits(return_X_y=True)
-    train_x, test_x, train_y, test_y = train_test_split(
-        (images / 16).astype(np.float32).reshape(-1, SIDE, SIDE),
-        labels.astype(np.int64),
+    train, test = train_test_split(
+        np.arange(len(data.labels)),
         test_size=TEST_SAMPLES,
-        stratify=labels,
+        stratify=data.labels.numpy(),
         random_state=SPLIT_SEED,
     )
+    images = data.images.float() / LARGEST_VALUE
     return DigitsTask(
-        train_images=torch.from_numpy(train_x),
-        train_labels=torch.from_numpy(train_y),
-        test_images=torch.from_numpy(test_x),
-        test_labels=torch.from_numpy(test_y),
+        train_images=images[train],
+        train_labels=data.labels[train],
+        test_images=images[test],
+        test_labels=data.labels[test],
     )
 
 

@@ -42,8 +42,8 @@ class Method:
         name: as it stands in the tables.
         rule: makes the scaling rule.
         workers: how many there are in an epoch.
-        published: test accuracy in percent and its sd, test loss and spike in the notes' table; None
-            where it has none.
+        published: test accuracy in percent and its sd, test loss and spike in the notes' table;
+            None where it has none.
     """
 
     name: str

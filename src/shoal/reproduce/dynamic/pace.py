@@ -53,9 +53,15 @@ class Pace:
         """What the coming step with ``global_batch`` samples uses; nothing changes yet."""
         return self._rate.before_step(self._state, self._at(global_batch))
 
-    def commit(self, rate: StepRate[Any], global_batch: int) -> None:
-        """The step that used ``rate`` was taken."""
+    def commit(self, rate: StepRate[Any], global_batch: int, *, samples: int | None = None) -> None:
+        """The step that used ``rate`` was taken.
+
+        Args:
+            rate: what :meth:`next` gave for it.
+            global_batch: its nominal global batch.
+            samples: what it really held, where an epoch's last batch was short.
+        """
         at = self._at(global_batch)
         self._state = self._rate.rule.commit(rate.state, at, None)
         self.step += 1
-        self.samples += global_batch
+        self.samples += global_batch if samples is None else samples

@@ -19,15 +19,15 @@ def scale_outs(batches: NDArray[np.int64]) -> list[int]:
 def spikes(losses: Array, batches: NDArray[np.int64]) -> Array:
     """Mean spike of each run over its scale-outs.
 
-    A spike is the largest loss in the 40 steps from a scale-out on (fewer where the run or the stretch
-    at that batch ends earlier) minus the mean loss of the 50 steps before it.
+    A spike is the largest loss in the 40 steps from a scale-out on (fewer where the run or the
+    stretch at that batch ends earlier) minus the mean loss of the 50 steps before it.
 
     Args:
         losses: training loss of each step, shape (steps, runs).
         batches: nominal global batch of each step, shape (steps,).
 
     Returns:
-        Shape (runs,); infinite where a loss after a scale-out is not finite, NaN without scale-outs.
+        Shape (runs,); infinite where a loss after a scale-out is not finite, NaN without any.
     """
     found: list[Array] = []
     finite = np.nan_to_num(losses, nan=np.inf, posinf=np.inf)

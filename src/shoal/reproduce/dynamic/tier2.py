@@ -1,4 +1,4 @@
-"""Tier 2: real images of digits, every rule on the same samples, all seeds in one tensor program."""
+"""Tier 2: real images of digits, every rule on the same samples, all seeds in one program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shoal.reproduce.dynamic.methods import METHODS, SHORT_METHODS, SMALL, WORKER_SAMPLES
+from shoal.reproduce.dynamic.methods import METHODS, SHORT_METHODS, WORKER_SAMPLES
 from shoal.reproduce.dynamic.pace import Pace
 from shoal.reproduce.dynamic.spikes import around_scale_outs, spikes
 from shoal.reproduce.progress import Progress
@@ -102,7 +102,7 @@ def train(
     *,
     epochs: int,
     lr: float,
-    tick: Callable[[int], None] = lambda steps: None,
+    tick: Callable[[float], None] = lambda work: None,
 ) -> Training:
     """Train one model per seed with SGD under a scaling rule.
 
@@ -113,7 +113,7 @@ def train(
         workers: virtual workers of 8 samples each, by epoch.
         epochs: length of the run; the cosine ends there.
         lr: base learning rate.
-        tick: told after each epoch how many steps it had.
+        tick: told after each epoch what it has cost, see :func:`epoch_work`.
     """
     size = settings.epoch_samples
     schedule = schedules.cosine(warmup_samples=settings.warmup_epochs * size)
@@ -144,7 +144,7 @@ def train(
             pace.commit(rate, batch)
             seen.append(each.detach())
             batches.append(batch)
-        tick(size // batch)
+        tick(epoch_work(size, batch))
     return Training(
         model=model,
         losses=torch.stack(seen).double().numpy(),
@@ -190,21 +190,22 @@ class DigitsRows:
     short: dict[int, dict[str, Row]]
 
 
-def step_count(workers: Callable[[int], int], epochs: int, epoch_samples: int) -> int:
-    """Optimizer steps of a run."""
-    return sum(epoch_samples // (workers(epoch) * WORKER_SAMPLES) for epoch in range(epochs))
+def epoch_work(epoch_samples: int, batch: int) -> float:
+    """What an epoch costs, in steps of the small batch: a step has a fixed and a growing part."""
+    return epoch_samples / batch * (1 + batch / 100)
 
 
-def total_steps(settings: DigitsSettings) -> int:
-    """Optimizer steps of all of tier 2, the unit of its progress."""
-    size = settings.epoch_samples
-    main = sum(step_count(method.workers, settings.epochs, size) for method in METHODS)
-    short = sum(
-        step_count(method.workers, epochs, size)
-        for epochs in settings.short_epochs
-        for method in SHORT_METHODS
+def total_work(settings: DigitsSettings) -> float:
+    """What all of tier 2 costs, the unit of its progress."""
+    runs = [(method.workers, settings.epochs) for method in METHODS]
+    runs += [
+        (method.workers, epochs) for method in SHORT_METHODS for epochs in settings.short_epochs
+    ]
+    return sum(
+        epoch_work(settings.epoch_samples, workers(epoch) * WORKER_SAMPLES)
+        for workers, epochs in runs
+        for epoch in range(epochs)
     )
-    return main + short
 
 
 def run_tier2(
@@ -217,7 +218,7 @@ def run_tier2(
     Args:
         task: the data.
         settings: section 6.3 and the seeds.
-        progress: told of every epoch, in optimizer steps.
+        progress: told of every epoch, see :func:`epoch_work`.
     """
     largest = max(method.workers(epoch) for method in METHODS for epoch in range(settings.epochs))
     assert settings.epoch_samples % (largest * WORKER_SAMPLES) == 0, settings.epoch_samples
@@ -231,7 +232,7 @@ def run_tier2(
             method.workers,
             epochs=settings.epochs,
             lr=settings.lr,
-            tick=lambda steps, label=label: progress.advance(steps, label),
+            tick=lambda work, label=label: progress.advance(work, label),
         )
         main[method.name] = outcome(training, task)
         progress.finish_piece(f"{label}: {main[method.name].accuracy.mean():.2f} %")
@@ -247,7 +248,7 @@ def run_tier2(
                 method.workers,
                 epochs=epochs,
                 lr=settings.short_lr,
-                tick=lambda steps, label=label: progress.advance(steps, label),
+                tick=lambda work, label=label: progress.advance(work, label),
             )
             short[epochs][method.name] = outcome(training, task)
             progress.finish_piece(f"{label}: {short[epochs][method.name].accuracy.mean():.2f} %")
@@ -262,6 +263,3 @@ def seeds_from(base: int, count: int) -> tuple[int, ...]:
 def sd(values: Sequence[float] | Array) -> float:
     """Sample standard deviation; 0 for a single value."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-
-
-assert SMALL == 1, "the base learning rate belongs to one worker"

@@ -1,0 +1,139 @@
+"""``shoal reproduce NAME``: rerun a paper's claims in small and say which of them were shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shoal.reproduce.result import Result, Table
+
+NOT_SHOWN = 3
+
+reproduce = typer.Typer(
+    name="reproduce",
+    help="Rerun a paper's claims in small and say which of them were shown.",
+    no_args_is_help=True,
+)
+
+
+@reproduce.callback()
+def _reproduce() -> None:
+    """Rerun a paper's claims in small and say which of them were shown."""
+
+
+@reproduce.command("dynamic")
+def dynamic(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Exact tier and 4 seeds, in about a minute.")
+    ] = False,
+    long: Annotated[
+        bool,
+        typer.Option("--long", help="Fashion-MNIST runs too; kept one by one, so resumable."),
+    ] = False,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where results are written.")
+    ] = Path("reproduce-out/dynamic"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document; logs go to stderr.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 3 if a claim that was run is not shown.")
+    ] = False,
+    seed_base: Annotated[
+        int | None,
+        typer.Option(
+            "--seed-base", metavar="N", help="Other seeds than the recorded ones: N, N+1, ..."
+        ),
+    ] = None,
+    long_cells: Annotated[
+        int | None,
+        typer.Option(
+            "--long-cells", metavar="N", help="With --long: stop in order after N new runs."
+        ),
+    ] = None,
+) -> None:
+    """Dynamic Mini-batch SGD (Lin et al. 2019): the learning rate follows the workers on a ramp."""
+    from shoal.errors import ShoalError
+    from shoal.reproduce.dynamic.run import Options, run_dynamic
+
+    options = Options(
+        directory=out,
+        is_quick=quick,
+        is_long=long,
+        seed_base=seed_base,
+        long_cells=long_cells,
+    )
+    try:
+        result = run_dynamic(options, sys.stderr)
+    except ShoalError as error:
+        typer.echo(f"shoal reproduce dynamic: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    except OSError as error:
+        typer.echo(f"shoal reproduce dynamic: {error}", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), allow_nan=False, ensure_ascii=False))
+    else:
+        _show(result, out)
+    if strict and not result.all_asked_shown:
+        raise typer.Exit(NOT_SHOWN)
+
+
+def _show(result: Result, directory: Path) -> None:
+    """Tables on the terminal, the claims last."""
+    from rich.console import Console
+
+    console = Console()
+    for table in result.tables:
+        _print_table(console, table)
+    for head, texts in (("Caveats", result.caveats), ("Ours, not the paper's", result.choices)):
+        console.print(f"[bold]{head}[/bold]")
+        for text in texts:
+            console.print(f"- {text}", markup=False, highlight=False)
+        console.print()
+    _print_claims(console, result)
+    console.print(f"report: {directory / 'report.html'}", markup=False, soft_wrap=True)
+
+
+def _print_table(console: Console, table: Table) -> None:
+    from rich.table import Table as Grid
+
+    from shoal.reproduce.page import words
+
+    grid = Grid(title=table.title, title_justify="left", caption=table.note or None)
+    for place, head in enumerate(table.columns):
+        numeric = all(isinstance(row[place], int | float | None) for row in table.rows)
+        grid.add_column(head, justify="right" if numeric else "left")
+    for row in table.rows:
+        grid.add_row(*(words(cell) for cell in row))
+    console.print(grid)
+    console.print()
+
+
+def _print_claims(console: Console, result: Result) -> None:
+    from rich.table import Table as Grid
+
+    from shoal.reproduce.claims import Verdict
+    from shoal.reproduce.page import words
+
+    colours = {Verdict.SHOWN: "green", Verdict.NOT_SHOWN: "red", Verdict.NOT_RUN: "dim"}
+    grid = Grid(title=result.title, title_justify="left", show_lines=True)
+    for head in ("id", "criterion", "measured", "verdict"):
+        grid.add_column(head, no_wrap=head in ("id", "verdict"))
+    for claim in result.claims:
+        measured = words(claim.value) or result.not_run.get(claim.id, "")
+        verdict = f"[{colours[claim.verdict]}]{claim.verdict}[/]"
+        grid.add_row(claim.id, claim.criterion, measured, verdict)
+    console.print(grid)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line's application."""
+    app.add_typer(reproduce)
