@@ -143,7 +143,7 @@ def test_estimates_are_unbiased_for_pieces_of_any_size(sizes: tuple[int, ...]) -
 
 
 def test_equal_pieces_give_the_published_formula() -> None:
-    """sig2 = (sum|g_i|^2 - S|g|^2) / (S - 1), mu2 = |g|^2 - sig2 / S, S pieces of a reference batch."""
+    """sig2 = (sum|g_i|^2 - S|g|^2) / (S - 1), mu2 = |g|^2 - sig2 / S, pieces of one reference."""
     gradients = np.random.default_rng(3).normal(size=(4, 6))
     mean_square = float((gradients.mean(0) ** 2).sum())
     published = ((gradients**2).sum() - 4 * mean_square) / 3

@@ -81,6 +81,12 @@ def test_known_values() -> None:
     assert [schedules.linear_warmup(4)(at) for at in (0, 1, 4, 9)] == [0.0, 0.25, 1.0, 1.0]
 
 
+def test_by_name_makes_what_the_function_makes() -> None:
+    assert schedules.by_name("cosine", warmup_samples=5) == schedules.cosine(warmup_samples=5)
+    assert schedules.by_name("step", milestones_samples=[3]) == schedules.step([3])
+    assert set(schedules.MAKERS) == {*MAKERS, "linear_warmup"}
+
+
 def test_length_is_that_of_the_run_unless_given() -> None:
     assert schedules.cosine().resolve(100) == schedules.cosine(total_samples=100)
     given = schedules.cosine(total_samples=50)
@@ -111,6 +117,10 @@ def test_a_schedule_of_ones_own_shape() -> None:
         (lambda: schedules.step([]), "milestones_samples = ()"),
         (lambda: schedules.step([20, 10]), "milestones_samples = (20, 10)"),
         (lambda: schedules.step([10, 10]), "milestones_samples = (10, 10)"),
+        (lambda: schedules.step([10, 10], warmup_samples=10), "milestones_samples = (10, 10)"),
+        (lambda: schedules.by_name("cosin"), "schedule = 'cosin'"),
+        (lambda: schedules.by_name("cosine", power=2), "'power'"),
+        (lambda: schedules.by_name("step", factor=0.1), "milestones_samples"),
         (lambda: schedules.step([10], warmup_samples=11), "milestones_samples = (10,)"),
         (lambda: schedules.step([10], factor=2), "factor = 2"),
     ],

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
+from itertools import pairwise
 from math import cos, pi
 from typing import Protocol
 
@@ -145,16 +147,15 @@ class Step:
                 "milestones_samples = (); schedules.step needs at least one milestone; "
                 "write schedules.constant() for none"
             )
-        last = self.warmup_samples
         for milestone in self.milestones_samples:
             whole_number(owner, "milestones_samples", milestone, at_least=1)
-            if milestone <= last and not (milestone == last == self.warmup_samples):
-                raise UsageError(
-                    f"milestones_samples = {self.milestones_samples}; they must rise and lie after "
-                    f"the warm-up of {self.warmup_samples} samples; reorder milestones_samples or "
-                    f"lower warmup_samples"
-                )
-            last = milestone
+        rises = all(left < right for left, right in pairwise(self.milestones_samples))
+        if not rises or self.milestones_samples[0] < self.warmup_samples:
+            raise UsageError(
+                f"milestones_samples = {self.milestones_samples}; they must rise and not lie in "
+                f"the warm-up of {self.warmup_samples} samples; reorder milestones_samples or "
+                f"lower warmup_samples"
+            )
 
     def resolve(self, total_samples: int) -> Step:
         """The same schedule: its milestones are absolute."""
@@ -306,3 +307,44 @@ def step(milestones_samples: Sequence[int], factor: float = 0.1, warmup_samples:
     return Step(
         milestones_samples=tuple(milestones_samples), factor=factor, warmup_samples=warmup_samples
     )
+
+
+MAKERS: dict[str, Callable[..., Schedule]] = {
+    "constant": constant,
+    "linear_warmup": linear_warmup,
+    "linear_decay": linear_decay,
+    "cosine": cosine,
+    "polynomial": polynomial,
+    "step": step,
+}
+"""The functions of this module that make a schedule, by name."""
+
+
+def by_name(name: str, **settings: int | float | Sequence[int] | None) -> Schedule:
+    """The schedule called ``name`` with the given settings, as a recipe or command line writes it.
+
+    Args:
+        name: a key of ``MAKERS``, e.g. ``"cosine"``.
+        **settings: the arguments of that function, e.g. ``warmup_samples=50_000``.
+
+    Returns:
+        The schedule, not yet resolved.
+
+    Raises:
+        UsageError: no such schedule, no such setting, a setting missing, or a value refused.
+
+    Example:
+        >>> by_name("cosine", floor=0.1) == cosine(floor=0.1)
+        True
+    """
+    if name not in MAKERS:
+        raise UsageError(
+            f"schedule = {name!r}; there is no such schedule; choose one of {', '.join(MAKERS)}"
+        )
+    make = MAKERS[name]
+    known = ", ".join(signature(make).parameters)
+    try:
+        signature(make).bind(**settings)
+    except TypeError as error:
+        raise UsageError(f"schedule = {name!r}; {error}; it takes {known}") from error
+    return make(**settings)
