@@ -55,7 +55,9 @@ def run_rounds(
         for rank in range(membership.workers):
             begin = min(samples, evaluation.cursor + rank * chunk)
             spans.append((begin, min(samples, begin + chunk)))
-        payloads = [compute(*spans[r]) if spans[r][0] < spans[r][1] else b"" for r in membership.ranks]
+        payloads = [
+            compute(*spans[r]) if spans[r][0] < spans[r][1] else b"" for r in membership.ranks
+        ]
         try:
             gathered, flags = gather(world, membership, payloads, device)
         except ExchangeFailed:
@@ -101,7 +103,9 @@ def fold_metrics(parts: list[bytes]) -> dict[str, float]:
             held = totals.setdefault(name, [0.0, 0.0])
             held[0] += total
             held[1] += count
-    return {name: total / count if count else float("nan") for name, (total, count) in totals.items()}
+    return {
+        name: total / count if count else float("nan") for name, (total, count) in totals.items()
+    }
 
 
 def prediction_payload(predicted: Any, samples: int) -> bytes:

@@ -57,7 +57,9 @@ class OptimizerGuard:
         if self._expected is None:
             return
         found = [float(group["lr"]) for group in self._optimizer.param_groups]
-        if any(abs(a - b) > 1e-12 + 1e-6 * abs(b) for a, b in zip(found, self._expected, strict=True)):
+        if any(
+            abs(a - b) > 1e-12 + 1e-6 * abs(b) for a, b in zip(found, self._expected, strict=True)
+        ):
             raise UsageError(
                 f"lr = {found}, but shoal had set {self._expected}; a scheduler or the loop changes it "
                 "too; leave the learning rate to shoal (schedule=, scaling=)"

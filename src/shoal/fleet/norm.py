@@ -189,7 +189,14 @@ def _momentum(layer: Any) -> float:
 
 def _normalise(layer: Any, x: Tensor, mean: Any, var: Any, *, training: bool) -> Tensor:
     return functional.batch_norm(
-        x, mean, var, layer.weight, layer.bias, training or mean is None, _momentum(layer), layer.eps
+        x,
+        mean,
+        var,
+        layer.weight,
+        layer.bias,
+        training or mean is None,
+        _momentum(layer),
+        layer.eps,
     )
 
 

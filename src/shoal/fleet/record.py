@@ -22,9 +22,7 @@ class Recorder:
         owns_events: no supervisor writes ``events.jsonl``, so this worker does.
     """
 
-    def __init__(
-        self, world: World, *, name: str, run_dir: Path | None, owns_events: bool
-    ) -> None:
+    def __init__(self, world: World, *, name: str, run_dir: Path | None, owns_events: bool) -> None:
         self._world = world
         self._name = name
         self._metrics: Journal | None = None
@@ -36,12 +34,12 @@ class Recorder:
                 self._events = Journal(run_dir / "events.jsonl")
         self._pending: list[Change] = []
         self._last_commit = time.time()
-        self._longest_gap_from: float | None = None
+        self._gap_from: float | None = None
 
     def changes(self, changes: list[Change]) -> None:
         """Keep membership changes until the first commit after them, which ends their gap."""
         if changes and not self._pending:
-            self._longest_gap_from = self._last_commit
+            self._gap_from = self._last_commit
         self._pending.extend(changes)
 
     def phase(self, phase: str, progress: Progress, extra: Mapping[str, float | int | str]) -> None:
@@ -57,8 +55,8 @@ class Recorder:
             }
         )
 
-    def committed(self, done: Committed, progress: Progress) -> None:
-        """Write one committed step, and the membership events it brought to an end."""
+    def committed(self, done: Committed, progress: Progress) -> list[dict[str, object]]:
+        """Write one committed step; returns the membership events it brought to an end."""
         now = time.time()
         if self._metrics is not None:
             self._metrics.append(
@@ -84,11 +82,16 @@ class Recorder:
             )
         pending, self._pending = self._pending, []
         joined = {name for change in pending if change.kind == "join" for name in change.names}
-        for change in pending:
-            if _speaks(done, joined):
-                since = self._longest_gap_from or now
-                self.event(_membership_event(change, done, progress, now, now - since))
-        self._last_commit = now
+        since = self._gap_from if self._gap_from is not None else now
+        rows = [
+            _membership_event(change, done, progress, now, now - since)
+            for change in pending
+            if _speaks(done, joined)
+        ]
+        for row in rows:
+            self.event(row)
+        self._last_commit, self._gap_from = now, None
+        return rows
 
     def event(self, row: Mapping[str, object]) -> None:
         """Store an event through whoever owns ``events.jsonl``."""

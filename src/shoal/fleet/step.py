@@ -8,7 +8,6 @@ optimizer. A step that is not committed leaves no trace.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,37 +18,16 @@ from shoal.errors import DivergedError, ExchangeFailed, UsageError
 from shoal.fleet.exact import ExactSum
 from shoal.fleet.guards import OptimizerGuard
 from shoal.fleet.norm import RunningStatistics
+from shoal.fleet.plan import StepPlan
 from shoal.fleet.reducer import Reducer
 from shoal.fleet.state import Progress
 from shoal.scaling.contract import At, GradientNoise, Rule
 from shoal.scaling.learning_rate import LearningRate
 from shoal.sync import AllReduce
-from shoal.world.contract import Membership, World
+from shoal.world.contract import World
 
 SAMPLES, WEIGHT, LOSS, NONFINITE, VOID, SQUARES, PIECES = range(7)
 FIXED_SLOTS = 7
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """Who does what in one step; the same on every worker but for ``pieces``.
-
-    Args:
-        membership: who takes part.
-        start, stop: the step's samples as positions of the cursor.
-        nominal: the nominal global batch in samples.
-        pieces: this process's micro-batches as (start, stop) positions, in order.
-        rounds: the largest number of micro-batches any worker has.
-        someone_idle: whether some worker has no samples in this step.
-    """
-
-    membership: Membership
-    start: int
-    stop: int
-    nominal: int
-    pieces: tuple[tuple[int, int], ...]
-    rounds: int
-    someone_idle: bool
 
 
 @dataclass(frozen=True)
@@ -74,7 +52,7 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         *,
         world: World,
-        rate: LearningRate[Any],
+        rule: Rule[Any],
         progress: Progress,
         sync: AllReduce,
         deterministic: bool,
@@ -83,22 +61,25 @@ class Stepper:
         self.model = model
         self.optimizer = optimizer
         self.world = world
-        self.rate = rate
+        self.rule = rule
+        self.rate: LearningRate[Any] | None = None
         self.progress = progress
         self.guard = OptimizerGuard(optimizer)
         self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self.rule_state: Any = None
         self.norm = RunningStatistics(model)
         self.norm_sync = norm_sync
+        if norm_sync is not None:
+            norm_sync.know(self.norm.layers)
         self.reducer = Reducer(
             list(model.parameters()), bucket_bytes=sync.bucket_bytes, all_reduce=world.all_reduce
         )
-        self._noisy = rate.rule.needs_noise
+        self._noisy = rule.needs_noise
         self._exact: ExactSum | None = None
         if deterministic:
             if self._noisy:
                 raise UsageError(
-                    f"deterministic = True with scaling = {rate.rule.name}; the rule's noise estimate "
+                    f"deterministic = True with scaling = {rule.name}; the rule's noise estimate "
                     "depends on the order of a sum; use another scaling rule"
                 )
             size = sum(b.size for b in self.reducer.buckets) + self.norm.size
@@ -122,7 +103,7 @@ class Stepper:
             epoch_samples=self.progress.samples or 1,
         )
         if self.rule_state is None:
-            self.rule_state = self.rate.rule.init(self._at)
+            self.rule_state = self.rule.init(self._at)
         self._slots = FIXED_SLOTS + len(self.reducer.parameters) + self.norm.slots
         self._flags = self.world.flag_slots
         self.reducer.begin(
@@ -153,6 +134,8 @@ class Stepper:
         with self.reducer.collecting(last=last and finite):
             if finite:
                 (loss if factor == 1.0 else loss * factor).backward()
+        if self.norm_sync is not None:
+            self.norm_sync.piece_done()
         moved = self.norm.after_piece(samples / total) if self.norm.size else None
         if self._noisy:
             self._count_noise(samples, total)
@@ -254,17 +237,15 @@ class Stepper:
 
     # -- parts of it ----------------------------------------------------------------------------
 
-    def rates(self, at: At) -> tuple[Any, float, float, float]:
-        """(rule state, schedule factor, multiplier, momentum factor) for a step at ``at``."""
-        return self.rate.before_step(self.rule_state, at)
-
     def _void(self) -> bool:
         assert self._summed is not None
         return self._summed[VOID] > 0 or self._summed[NONFINITE] > 0
 
     def _update(self) -> Committed:
-        assert self._plan is not None and self._summed is not None
-        state, factor, multiplier, momentum_factor = self.rates(self._at)
+        assert self._plan is not None and self._summed is not None and self.rate is not None
+        state, factor, multiplier, momentum_factor = self.rate.before_step(
+            self.rule_state, self._at
+        )
         if momentum_factor != 1.0:
             for held in self.optimizer.state.values():
                 buffer = held.get("momentum_buffer")
@@ -276,7 +257,7 @@ class Stepper:
             self.optimizer.step()
         noise = self._noise() if self._noisy else None
         self._commit_norm()
-        rule = self.rate.rule
+        rule = self.rule
         target = rule.target(state, self._at)
         ramp_end = rule.ramp_end(state, self._at)
         self.rule_state = rule.commit(state, self._at, noise)
@@ -399,6 +380,3 @@ def resolve_rule(rule: Rule[Any]) -> Rule[Any]:
             f"write scaling=shoal.scaling.{rule.__name__}(...)"
         )
     return rule
-
-
-__all__: Sequence[str] = ["Committed", "StepPlan", "Stepper", "resolve_rule"]

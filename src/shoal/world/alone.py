@@ -22,10 +22,10 @@ DONE = Done()
 class AloneWorld:
     """One worker by itself; what :func:`shoal.init` uses outside ``shoal run``."""
 
-    def __init__(self, name: str = "alone") -> None:
+    def __init__(self, name: str = "alone", *, started: bool = False) -> None:
         self._membership = Membership(names=(name,), ranks=(0,), token=name)
         self._holder: StateHolder | None = None
-        self._started = False
+        self._started = started
         self._leaving = False
         self._left = False
 
