@@ -61,7 +61,7 @@ def make_run(tmp_path: Path) -> Callable[..., MadeRun]:
             (0.82, "leave", ("w1", "w3"), 0.04),
         ),
         evaluate: bool = True,
-        losses: Callable[[int, int], float] | None = None,
+        losses: Callable[[int], float] | None = None,
         summary: bool = True,
         name: str | None = None,
     ) -> MadeRun:
@@ -103,18 +103,16 @@ def make_run(tmp_path: Path) -> Callable[..., MadeRun]:
             clock += 0.11 + 0.02 * len(workers)
             wobble = 0.25 * math.sin(step * 2.1) * math.sin(step * 0.77)
             loss = 0.3 + 2.0 * math.exp(-samples / 15_000) * (1 + wobble * 0.5)
-            cut = position
             for rank, worker in enumerate(workers):
-                share = max(0, min(local_batch, position + taken - cut))
                 rows.setdefault(worker, []).append(
                     {
                         "step": step + 1,
-                        "commits": step,
-                        "row": f"r{step}",
-                        "parent_row": f"r{step - 1}" if step else "",
+                        "commits": step + 1,
+                        "row": f"r{step + 1}",
+                        "parent_row": f"r{step}" if step else "",
                         "epoch": epoch,
-                        "from": cut,
-                        "to": cut + share,
+                        "from": samples,
+                        "to": samples + taken,
                         "workers": len(workers),
                         "rank": rank,
                         "global_batch": local_batch * len(workers),
@@ -122,11 +120,10 @@ def make_run(tmp_path: Path) -> Callable[..., MadeRun]:
                         "lr": base * multiplier,
                         "multiplier": multiplier,
                         "lr_target": base * len(workers),
-                        "loss": losses(step, rank) if losses else loss + 0.01 * rank,
-                        "time": clock,
+                        "loss": losses(step) if losses else loss,
+                        "time": clock + 0.001 * rank,
                     }
                 )
-                cut += share
             samples += taken
             step += 1
             if evaluate and (samples % SAMPLES == 0):
@@ -144,7 +141,7 @@ def make_run(tmp_path: Path) -> Callable[..., MadeRun]:
                         "time": clock,
                     }
                 )
-            made.steps.append({"samples": samples, "workers": len(workers), "time": clock})
+            made.steps.append({"samples": samples, "workers": list(workers), "time": clock})
         made.seconds = clock - START
         for worker, own in rows.items():
             write_lines(made.directory / "metrics" / f"{worker}.jsonl", own)
@@ -188,11 +185,12 @@ def configuration(local_batch: int, workers: int) -> dict:
         "scaling": {
             "name": "dynamic",
             "reference_batch": local_batch,
-            "ramp_up": "8r",
-            "state": {"anchor": 3.0, "anchor_step": 480},
+            "ramp_steps": "8r",
+            "down": "at_once",
+            "state": None,
         },
         "schedule": {"name": "cosine", "warmup_samples": 2000},
-        "batch_policy": {"name": "proportional", "global_batch": None, "cap": None},
+        "batch_policy": {"name": "proportional", "samples": None},
         "local_batch": local_batch,
         "micro_batch": local_batch,
         "global_batch": local_batch * workers,
@@ -203,7 +201,7 @@ def configuration(local_batch: int, workers: int) -> dict:
         "seed": 0,
         "precision": "fp32",
         "device": "cpu",
-        "batch_norm": "per_worker",
+        "batch_norm": "worker",
         "deterministic": False,
         "versions": {"python": "3.11.7", "torch": "2.13.0", "torchft": "0.2.0", "shoal": "0.1.0"},
     }

@@ -40,7 +40,7 @@ class Steps:
         lr: learning rate of the step.
         lr_target: learning rate the scaling rule is heading for.
         multiplier: what the scaling rule multiplied by.
-        loss: mean training loss over the step's samples (uneven shares are weighted).
+        loss: mean training loss over the step's samples, of all workers.
     """
 
     step: Floats
@@ -70,11 +70,11 @@ class Spell:
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """What one worker did: its committed steps, samples and how it came and went."""
+    """What one worker did: committed steps, samples (None if untold), how it came and went."""
 
     name: str
     steps: int
-    samples: int
+    samples: int | None
     spells: tuple[Spell, ...]
     came: str
     went: str
@@ -91,49 +91,24 @@ def number(value: object) -> float:
     return math.nan
 
 
-def _by_step(lineage: Iterable[Row]) -> list[list[Row]]:
-    """The lineage's rows grouped by committed step, in order."""
-    groups: dict[float, list[Row]] = {}
-    for row in lineage:
-        key = number(row.get("commits"))
-        groups.setdefault(key if not math.isnan(key) else number(row.get("step")), []).append(row)
-    return [groups[key] for key in sorted(groups)]
+def columns_of(chain: Sequence[Row], start: float) -> Steps:
+    """The committed steps, one row each and oldest first, as columns.
 
-
-def _share(row: Row) -> float:
-    """How many samples a row's worker contributed; NaN when the row does not say."""
-    return number(row.get("to")) - number(row.get("from"))
-
-
-def _mean_loss(group: Sequence[Row]) -> float:
-    """The step's mean loss, each worker weighted by its share; non-finite if any worker's was."""
-    pairs = [(number(row.get("loss")), _share(row)) for row in group]
-    pairs = [(loss, share) for loss, share in pairs if share != 0]
-    if not pairs:
-        return math.nan
-    if any(math.isnan(share) for _, share in pairs):
-        pairs = [(loss, 1.0) for loss, _ in pairs]
-    return sum(loss * share for loss, share in pairs) / sum(share for _, share in pairs)
-
-
-def columns_of(lineage: Sequence[Row], start: float) -> Steps:
-    """One entry per committed step out of the rows of all its workers."""
-    columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
-    for group in _by_step(lineage):
-        first = group[0]
-        times = sorted(number(row.get("time")) - start for row in group)
-        columns["seconds"].append(times[len(times) // 2])
-        columns["loss"].append(_mean_loss(group))
-        for name in COLUMNS:
-            if name not in ("seconds", "loss"):
-                columns[name].append(number(first.get(name)))
-    arrays = {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
-    if len(arrays["seconds"]):
-        # Clocks of different workers may disagree by a little; order is given by the commits.
-        filled = np.nan_to_num(arrays["seconds"], nan=-np.inf)
-        ordered = np.maximum.accumulate(filled)
-        arrays["seconds"] = np.where(np.isfinite(ordered), ordered, 0.0)
-    return Steps(**arrays)
+    Args:
+        chain: what ``lineage.committed`` returned.
+        start: the clock's reading that counts as 0 seconds.
+    """
+    arrays = {
+        name: np.array([number(row.get(name)) for row in chain], dtype=np.float64)
+        for name in COLUMNS
+        if name != "seconds"
+    }
+    seconds = np.array([number(row.get("time")) - start for row in chain], dtype=np.float64)
+    # Clocks of different machines may disagree by a little; the order is given by the commits.
+    ordered = (
+        np.maximum.accumulate(np.nan_to_num(seconds, nan=-np.inf)) if len(seconds) else seconds
+    )
+    return Steps(**arrays, seconds=np.where(np.isfinite(ordered), ordered, 0.0))
 
 
 def place_events(events: Sequence[Row], steps: Steps, start: float) -> list[Row]:
@@ -152,11 +127,35 @@ def place_events(events: Sequence[Row], steps: Steps, start: float) -> list[Row]
     return placed
 
 
-def workers_of(lineage: Sequence[Row], events: Sequence[Row]) -> tuple[Worker, ...]:
-    """What each worker did, in order of appearance."""
-    rows: dict[str, list[Row]] = {}
-    for row in lineage:
-        rows.setdefault(str(row.get("worker", f"rank {row.get('rank', '?')}")), []).append(row)
+def workers_of(
+    rows: Iterable[Row], events: Sequence[Row], micro_batch: int | None
+) -> tuple[Worker, ...]:
+    """What each worker did, in order of appearance.
+
+    Args:
+        rows: the rows of all workers on the committed lineage, with ``worker``, in any order.
+        events: membership events, in order.
+        micro_batch: with it each worker's share of a step is known from its rank.
+    """
+    own: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: number(row.get("commits"))):
+        own.setdefault(str(row["worker"]), []).append(row)
+    came, went = _movements(events)
+    return tuple(
+        Worker(
+            name=name,
+            steps=len(steps),
+            samples=_samples(steps, micro_batch) if micro_batch else None,
+            spells=_spells(steps),
+            came=came.get(name, "from the start" if number(steps[0]["step"]) <= 1 else "joined"),
+            went=went.get(name, "present at the end"),
+        )
+        for name, steps in own.items()
+    )
+
+
+def _movements(events: Sequence[Row]) -> tuple[dict[str, str], dict[str, str]]:
+    """How each named worker came first and went last."""
     came: dict[str, str] = {}
     went: dict[str, str] = {}
     for event in events:
@@ -168,69 +167,83 @@ def workers_of(lineage: Sequence[Row], events: Sequence[Row]) -> tuple[Worker, .
                 went.pop(name, None)
             elif event["kind"] in ("leave", "kill"):
                 went[name] = f"{'left' if event['kind'] == 'leave' else 'killed'} at {where}"
-    return tuple(
-        Worker(
-            name=name,
-            steps=len(own),
-            samples=int(sum(share for row in own if not math.isnan(share := _share(row)))),
-            spells=_spells(own),
-            came=came.get(name, "from the start" if number(own[0].get("step")) <= 1 else "joined"),
-            went=went.get(name, "present at the end"),
-        )
-        for name, own in rows.items()
-    )
+    return came, went
+
+
+def _samples(rows: Sequence[Row], micro_batch: int) -> int:
+    """Samples one worker contributed: in each step the share of its rank."""
+    from shoal.data.shares import shares
+
+    cuts: dict[tuple[int, int], list[int]] = {}
+    total = 0
+    for row in rows:
+        values = [number(row.get(key)) for key in ("from", "to", "workers", "rank")]
+        if not all(math.isfinite(value) for value in values):
+            continue
+        begin, end, workers, rank = map(int, values)
+        if (end - begin, workers) not in cuts:
+            dealt = shares(end - begin, micro_batch, workers)
+            cuts[end - begin, workers] = [sum(m.stop - m.start for m in own) for own in dealt]
+        total += cuts[end - begin, workers][rank]
+    return total
 
 
 def _spells(rows: Sequence[Row]) -> tuple[Spell, ...]:
     """The uninterrupted stretches of committed steps in one worker's rows."""
-    spells: list[Spell] = []
-    run: list[Row] = []
+    stretches: list[list[Row]] = []
     for row in rows:
-        if run and number(row.get("commits")) > number(run[-1].get("commits")) + 1:
-            spells.append(_spell(run))
-            run = []
-        run.append(row)
-    return (*spells, _spell(run)) if run else ()
+        if not stretches or number(row.get("step")) > number(stretches[-1][-1].get("step")) + 1:
+            stretches.append([])
+        stretches[-1].append(row)
+    return tuple(_spell(stretch) for stretch in stretches)
 
 
 def _spell(rows: Sequence[Row]) -> Spell:
     first, last = rows[0], rows[-1]
-    begin = number(first.get("samples")) - number(first.get("global_batch"))
+    begin = number(first.get("samples")) - _size(first)
     return Spell(
         first_step=int(np.nan_to_num(number(first.get("step")))),
         last_step=int(np.nan_to_num(number(last.get("step")))),
-        first_samples=max(0.0, begin) if not math.isnan(begin) else 0.0,
+        first_samples=float(np.nan_to_num(begin)),
         last_samples=float(np.nan_to_num(number(last.get("samples")))),
     )
 
 
-def count_samples(lineage: Sequence[Row]) -> dict[str, int]:
-    """Samples used, used again and passed over, counted from the positions in the committed rows.
+def _size(row: Row) -> float:
+    """Samples of a row's step."""
+    size = number(row.get("to")) - number(row.get("from"))
+    return size if math.isfinite(size) else number(row.get("global_batch"))
 
-    A step's rows hold positions ``[from, to)`` of the epoch's order. A row that repeats another one
-    of the same step (all workers wrote the step's range, not their own share) counts once.
+
+def count_samples(chain: Sequence[Row]) -> dict[str, int]:
+    """Samples used, used again and passed over, counted from the positions of the committed steps.
+
+    A step covers the positions ``[from, to)``, counted over the whole run or anew in every epoch;
+    both are understood. Nothing is said about what comes before the first step of ``chain`` (a run
+    that was resumed elsewhere) or after its last.
 
     Returns:
-        ``used``, ``repeated`` and ``missed`` (below the furthest position of each epoch); empty
-        when a row holds no positions.
+        ``used``, ``repeated`` and ``missed``; empty when a row holds no positions.
     """
-    spans: dict[float, list[tuple[int, int]]] = {}
-    for group in _by_step(lineage):
-        for span in {
-            (number(row.get("from")), number(row.get("to")), number(row.get("epoch")))
-            for row in group
-        }:
-            if any(math.isnan(value) for value in span):
-                return {}
-            spans.setdefault(span[2], []).append((int(span[0]), int(span[1])))
-    if not spans:
-        return {}
     used = repeated = missed = 0
-    for ranges in spans.values():
-        reach = 0
-        for begin, end in sorted(ranges):
+    spans: list[tuple[int, int]] = []
+    epoch = math.nan
+    passes: list[list[tuple[int, int]]] = [spans]
+    for row in chain:
+        begin, end = number(row.get("from")), number(row.get("to"))
+        if math.isnan(begin) or math.isnan(end):
+            return {}
+        anew = number(row.get("epoch")) != epoch and spans and begin < spans[-1][1]
+        epoch = number(row.get("epoch"))
+        if anew:
+            spans = []
+            passes.append(spans)
+        spans.append((int(begin), int(end)))
+    for place, spans in enumerate(passes):
+        reach = 0 if place else min((begin for begin, _ in spans), default=0)
+        for begin, end in sorted(spans):
             used += end - begin
             missed += max(0, begin - reach)
             repeated += max(0, min(reach, end) - begin)
             reach = max(reach, end)
-    return {"used": used, "repeated": repeated, "missed": missed}
+    return {"used": used, "repeated": repeated, "missed": missed} if chain else {}

@@ -46,11 +46,17 @@ MARKS: Mapping[str, Mark] = {
 
 
 def mark_events(axes: Axes, run: Run) -> None:
-    """One vertical line and marker per event; the same places on every panel."""
+    """One vertical line and marker per event; ticks of checkpoints only where they stay apart."""
+    low, high = axes.get_xlim()
+    ticked = -math.inf
     for place, row in enumerate(run.events):
         at = number(row["at"])
         if not math.isfinite(at):
             continue
+        if row["kind"] == "checkpoint":
+            if at - ticked < 0.008 * (high - low):
+                continue
+            ticked = at
         mark = MARKS[str(row["kind"])]
         light = row["kind"] in LIGHT
         gid = f"event-{place}-{axes.get_gid()}"

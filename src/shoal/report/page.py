@@ -236,7 +236,7 @@ def _workers(run: Run) -> list[dict[str, object]]:
         {
             "name": worker.name,
             "steps": count(worker.steps),
-            "samples": count(worker.samples),
+            "samples": "–" if worker.samples is None else count(worker.samples),
             "came": worker.came,
             "went": worker.went if run.summary or "at step" in worker.went else "present at last",
             "spells": [

@@ -13,7 +13,7 @@ from shoal.report.columns import Floats, number
 from shoal.report.marks import FAINT, INK, MARKS, MUTED, SERIES
 from shoal.report.run import Run
 from shoal.report.series import greatest, held, ramps, smoothed, thin, throughput
-from shoal.report.wording import decimal, scores_of
+from shoal.report.wording import decimal, score_label, scores_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,8 +86,8 @@ def _draw_lr(axes: Axes, run: Run) -> None:
     if not len(run.steps):
         return
     lr, target = run.steps.lr, run.steps.lr_target
-    for begin, end in ramps(run):
-        axes.axvspan(begin, end, color=RAMP, alpha=0.22, linewidth=0, gid="ramp")
+    for place, (begin, end) in enumerate(ramps(run)):
+        axes.axvspan(begin, end, color=RAMP, alpha=0.22, linewidth=0, gid=f"ramp-{place}")
     axes.plot(*thin(*held(run, lr)), color=INK, linewidth=1.8, label="in force", zorder=2.1)
     axes.plot(
         *thin(*held(run, target)),
@@ -111,7 +111,7 @@ def _draw_loss(axes: Axes, run: Run) -> None:
     window = max(5, len(loss) // 50)
     if len(loss) > window:
         mean = smoothed(loss, window)
-        axes.plot(*thin(x, mean), color=INK, linewidth=1.8, label=f"mean of {window} steps")
+        axes.plot(*thin(x, mean), color=INK, linewidth=1.8, label=f"mean of {window}")
     _draw_evaluations(axes, run, losses=True)
     finite = loss[np.isfinite(loss)]
     if not len(finite):
@@ -169,7 +169,7 @@ def _draw_evaluations(axes: Axes, run: Run, *, losses: bool) -> list[str]:
                 and math.isfinite(value)
                 and math.isfinite(number(row["at"]))
             ):
-                name = f"{row.get('name') or ''} {key}".strip()
+                name = score_label(row, key)
                 lines.setdefault(name, []).append((number(row["at"]), value))
     colours = SERIES[1:] + SERIES[:1] if losses else SERIES
     for place, (name, points) in enumerate(lines.items()):

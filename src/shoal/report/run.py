@@ -113,14 +113,14 @@ def load_run(directory: Path) -> Run:
     config = _read_object(directory / "run.json", notes)
     summary = _read_object(directory / "summary.json", notes)
     events = _read_journal(directory / "events.jsonl", notes)
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for path in sorted((directory / "metrics").glob("*.jsonl")):
         rows += [{"worker": path.stem, **row} for row in _read_journal(path, notes)]
-    lineage = _committed(rows)
+    chain, lineage = _committed(rows)
     if not summary:
         notes.append(_unfinished(directory))
-    start = _start(events, lineage)
-    steps = columns_of(lineage, start)
+    start = _start(events, chain)
+    steps = columns_of(chain, start)
     marked = place_events(events, steps, start)
     notes += _not_finite(steps)
     return Run(
@@ -130,8 +130,8 @@ def load_run(directory: Path) -> Run:
         steps=steps,
         events=tuple(row for row in marked if row.get("kind") in (*MEMBERSHIP, *LIGHT)),
         evaluations=tuple(row for row in marked if row.get("kind") == "evaluate"),
-        workers=workers_of(lineage, marked),
-        counts=_counts(summary, lineage),
+        workers=workers_of(lineage, marked, _micro_batch(config)),
+        counts=_counts(summary, chain),
         notes=tuple(notes),
     )
 
@@ -168,11 +168,19 @@ def _read_journal(path: Path, notes: list[str]) -> list[Row]:
     return [row for row in cast("list[object]", read(path)) if isinstance(row, dict)]
 
 
-def _committed(rows: list[dict[str, object]]) -> list[Row]:
-    """The rows of the committed lineage, oldest first."""
+def _committed(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """The committed steps, one row each and oldest first; and the rows of all workers for them."""
     from shoal.fleet.supervisor.lineage import committed
 
-    return cast("list[Row]", list(committed(rows))) if rows else []
+    whole = [row for row in rows if "row" in row and math.isfinite(number(row.get("commits")))]
+    chain = list(committed(whole))
+    ids = {row["row"] for row in chain}
+    return chain, [row for row in whole if row["row"] in ids]
+
+
+def _micro_batch(config: Row) -> int | None:
+    value = config.get("micro_batch")
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _unfinished(directory: Path) -> str:
@@ -194,16 +202,16 @@ def _not_finite(steps: Steps) -> list[str]:
     ]
 
 
-def _start(events: Sequence[Row], lineage: Sequence[Row]) -> float:
+def _start(events: Sequence[Row], chain: Sequence[Row]) -> float:
     """The clock's reading when the run began: the earliest time anybody wrote."""
-    times = [number(row.get("time")) for row in (*events, *lineage)]
+    times = [number(row.get("time")) for row in (*events, *chain)]
     known = [value for value in times if math.isfinite(value)]
     return min(known) if known else 0.0
 
 
-def _counts(summary: Row, lineage: Sequence[Row]) -> dict[str, int]:
+def _counts(summary: Row, chain: Sequence[Row]) -> dict[str, int]:
     """How often samples were used: the summary's word, else counted from the committed shares."""
     told = {key: number(summary.get(f"samples_{key}")) for key in ("used", "repeated", "missed")}
     if all(not math.isnan(value) for value in told.values()):
         return {key: int(value) for key, value in told.items()}
-    return count_samples(lineage)
+    return count_samples(chain)

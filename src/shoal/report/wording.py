@@ -68,8 +68,8 @@ def final_score(run: Run) -> tuple[str, float] | None:
     for row in run.evaluations:
         for key, value in scores_of(row).items():
             if "loss" not in key and math.isfinite(value):
-                name = str(row.get("name") or "").strip()
-                named[name] = (f"{name} {key}".strip(), value)
+                label = score_label(row, key)
+                named[label] = (label, value)
                 break
     tests = [entry for name, entry in named.items() if "test" in name.lower()]
     if tests:
@@ -84,6 +84,12 @@ def scores_of(row: Row) -> dict[str, float]:
     """The named scores of an ``evaluate`` event as numbers."""
     scores = row.get("scores")
     return {str(k): number(v) for k, v in scores.items()} if isinstance(scores, Mapping) else {}
+
+
+def score_label(row: Row, key: str) -> str:
+    """``test accuracy`` for the score ``accuracy`` of an evaluation named ``test``."""
+    name = str(row.get("name") or "").strip()
+    return key if name in ("", "evaluate") else f"{name} {key}"
 
 
 def longest_pause(run: Run) -> float:
