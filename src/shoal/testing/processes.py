@@ -24,6 +24,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -102,7 +103,7 @@ def _run(
         import torch
 
         torch.set_num_threads(1)
-        call, arguments, keywords = ForkingPickler.loads(function)
+        call, arguments, keywords = pickle.loads(function)
         outcome = ("result", call(*arguments, **keywords))
     except SystemExit as stop:
         outcome = ("exit", stop.code)
