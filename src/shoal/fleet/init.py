@@ -201,14 +201,29 @@ def _device(device: str | torch.device) -> torch.device:
 def _world(device: torch.device) -> World:
     """The world this process was started into."""
     if "SHOAL_CONTROL" in os.environ:
-        from shoal.world.elastic import join
-
-        return join(device)
+        return _join_fleet(device)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         from shoal.world.fixed import FixedWorld
 
         return FixedWorld.from_environment(device)
     return AloneWorld()
+
+
+def _join_fleet(device: torch.device) -> World:
+    """The elastic world of the run that ``shoal run`` started this process for."""
+    from shoal.world.elastic.link import connect
+    from shoal.world.elastic.timing import Timing
+    from shoal.world.elastic.world import ElasticWorld
+
+    link = connect()
+    if threading.current_thread() is threading.main_thread():
+        link.leave_on_signals()
+    return ElasticWorld(
+        link,
+        timing=Timing(patience_seconds=link.patience_seconds),
+        device=str(device),
+        min_workers=link.min_workers,
+    )
 
 
 def _check_resume(checkpoints: Checkpoints, directory: Path, resume: bool | None) -> None:

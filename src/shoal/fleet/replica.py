@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -108,7 +109,11 @@ class Replica:
             "model": dict(self.stepper.model.state_dict()),
             "optimizer": self.stepper.optimizer.state_dict(),
             "base_lrs": list(self.stepper.base_lrs),
-            "rule": {"name": rule.name, "state": None if state is None else rule.to_dict(state)},
+            "rule": {
+                "name": rule.name,
+                "settings": _settings(rule),
+                "state": None if state is None else rule.to_dict(state),
+            },
             "norm_order": self._norm_order(),
             "extra": {**self._unclaimed, **extra},
         }
@@ -133,6 +138,11 @@ class Replica:
             raise UsageError(
                 f"scaling = {rule.name}, but the state was made with {values['rule']['name']}; pass the "
                 "same rule, or start a new run directory"
+            )
+        if values["rule"]["settings"] != _settings(rule):
+            raise UsageError(
+                f"scaling = {rule.name} with {_settings(rule)}, but the state was made with "
+                f"{values['rule']['settings']}; pass the same settings, or start a new run directory"
             )
         self._check_model(values["model"])
         self.stepper.model.load_state_dict(values["model"])
@@ -169,6 +179,13 @@ class Replica:
             f"and {other.get(different, 'missing')} there; use the model of that run, or start a new "
             "run directory"
         )
+
+
+def _settings(rule: Any) -> dict[str, Any]:
+    """A rule's hyper-parameters, if it is a dataclass as the shipped ones are."""
+    if not dataclasses.is_dataclass(rule):
+        return {}
+    return {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
 
 
 def _copy(value: Any) -> Any:

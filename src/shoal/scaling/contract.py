@@ -81,7 +81,7 @@ class Rule(Protocol[StateT]):
 
     @property
     def optimizers(self) -> frozenset[str]:
-        """Kinds of optimizer the rule is meant for: of ``sgd heavy_ball nesterov adam adamw``."""
+        """Kinds of optimizer the rule is meant for: of ``sgd heavy_ball nesterov adam adamw any``."""
         ...
 
     @property
@@ -95,7 +95,9 @@ class Rule(Protocol[StateT]):
         ...
 
     def init(self, at: At) -> StateT:
-        """State at the start of a run: the multiplier is at its target at once, without a ramp."""
+        """State at the start of a run: the multiplier is at its target at once, without a ramp,
+        unless the rule has a warm-up of its own, which ``ramp_end`` announces.
+        """
         ...
 
     def advance(self, state: StateT, at: At) -> StateT:
@@ -143,7 +145,8 @@ def optimizer_kind(optimizer: object) -> str:
     name = type(optimizer).__name__.lower()
     if name != "sgd":
         return name
-    group = optimizer.param_groups[0]  # type: ignore[attr-defined]
+    groups: list[dict[str, object]] = optimizer.param_groups  # type: ignore[attr-defined]
+    group = groups[0]
     if group.get("momentum", 0) and group.get("dampening", 0):
         return "sgd_with_dampening"
     if group.get("nesterov"):
