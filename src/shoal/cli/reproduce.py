@@ -110,7 +110,9 @@ def _print_table(console: Console, table: Table) -> None:
     grid = Grid(title=table.title, title_justify="left", caption=table.note or None)
     for place, head in enumerate(table.columns):
         numeric = all(isinstance(row[place], int | float | None) for row in table.rows)
-        grid.add_column(head, justify="right" if numeric else "left")
+        grid.add_column(
+            head, justify="right" if numeric else "left", no_wrap=place > 0 and not numeric
+        )
     for row in table.rows:
         grid.add_row(*(words(cell) for cell in row))
     console.print(grid)

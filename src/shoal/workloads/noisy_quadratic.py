@@ -27,7 +27,7 @@ class NoisyQuadratic:
 
     Args:
         curvatures: eigenvalues h_i of the Hessian, each > 0. The default is 30 of them, log-spaced
-            from 0.01 to 1, the setting of the published table.
+            from 0.01 to 1, the setting of the reference table.
 
     Raises:
         ValueError: a curvature that is not positive.

@@ -42,14 +42,14 @@ class Method:
         name: as it stands in the tables.
         rule: makes the scaling rule.
         workers: how many there are in an epoch.
-        published: test accuracy in percent and its sd, test loss and spike in the notes' table;
+        pilot: test accuracy in percent and its sd, test loss and spike in the pilot run;
             None where it has none.
     """
 
     name: str
     rule: Callable[[], Rule[Any]]
     workers: Callable[[int], int]
-    published: tuple[float | None, float | None, float | None, float | None]
+    pilot: tuple[float | None, float | None, float | None, float | None]
 
 
 def _dynamic(ramp_steps: Any = "8r", down: Any = "at_once") -> Callable[[], Rule[Any]]:
@@ -77,67 +77,67 @@ METHODS = (
         name=STATIC,
         rule=_linear(),
         workers=always_small,
-        published=(97.33, 0.59, 0.086, None),
+        pilot=(97.33, 0.59, 0.086, None),
     ),
     Method(
         name=STATIC_LARGE,
         rule=_linear(),
         workers=always_large,
-        published=(97.14, 0.71, 0.095, None),
+        pilot=(97.14, 0.71, 0.095, None),
     ),
     Method(
         name=LINEAR,
         rule=_linear(),
         workers=alternating,
-        published=(95.76, 1.29, 0.141, 0.724),
+        pilot=(95.76, 1.29, 0.141, 0.724),
     ),
     Method(
         name="T=8 up, drop at once",
         rule=_dynamic(8),
         workers=alternating,
-        published=(97.31, 0.66, 0.094, 0.296),
+        pilot=(97.31, 0.66, 0.094, 0.296),
     ),
     Method(
         name="T=8 symmetric",
         rule=_dynamic(8, "ramp"),
         workers=alternating,
-        published=(96.77, 0.88, 0.102, 0.306),
+        pilot=(96.77, 0.88, 0.102, 0.306),
     ),
     Method(
         name=DYNAMIC,
         rule=_dynamic(),
         workers=alternating,
-        published=(97.26, 0.65, 0.080, 0.098),
+        pilot=(97.26, 0.65, 0.080, 0.098),
     ),
     Method(
         name="T=8r literal (also down)",
         rule=_dynamic("8r", "ramp"),
         workers=alternating,
-        published=(97.50, 0.73, 0.082, 0.093),
+        pilot=(97.50, 0.73, 0.082, 0.093),
     ),
     Method(
         name="noise-matched",
         rule=_noise_matched,
         workers=alternating,
-        published=(97.36, 0.61, 0.090, 0.216),
+        pilot=(97.36, 0.61, 0.090, 0.216),
     ),
     Method(
         name="linear, no momentum correction (v-form)",
         rule=_linear(momentum_correction=False),
         workers=alternating,
-        published=(97.40, 0.86, 0.091, 0.093),
+        pilot=(97.40, 0.86, 0.091, 0.093),
     ),
     Method(
         name="square root",
         rule=_square_root,
         workers=alternating,
-        published=(97.50, None, 0.081, 0.177),
+        pilot=(97.50, None, 0.081, 0.177),
     ),
     Method(
         name="none",
         rule=_unscaled,
         workers=alternating,
-        published=(97.48, None, 0.078, 0.098),
+        pilot=(97.48, None, 0.078, 0.098),
     ),
 )
 
@@ -153,13 +153,13 @@ class ShortMethod:
         name: as it stands in the table.
         rule: makes the scaling rule.
         workers: how many there are in an epoch.
-        published: test accuracy in percent in the notes' table, by epochs.
+        pilot: test accuracy in percent in the pilot run, by epochs.
     """
 
     name: str
     rule: Callable[[], Rule[Any]]
     workers: Callable[[int], int]
-    published: dict[int, float]
+    pilot: dict[int, float]
 
 
 SHORT_METHODS = (
@@ -167,24 +167,24 @@ SHORT_METHODS = (
         name="static 1x",
         rule=_linear(),
         workers=always_small,
-        published={4: 92.5, 8: 95.5},
+        pilot={4: 92.5, 8: 95.5},
     ),
     ShortMethod(
         name=SHORT_LINEAR,
         rule=_linear(),
         workers=always_large,
-        published={4: 90.9, 8: 94.8},
+        pilot={4: 90.9, 8: 94.8},
     ),
     ShortMethod(
         name="static 16x, square root",
         rule=_square_root,
         workers=always_large,
-        published={4: 81.9, 8: 90.9},
+        pilot={4: 81.9, 8: 90.9},
     ),
     ShortMethod(
         name=SHORT_NONE,
         rule=_unscaled,
         workers=always_large,
-        published={4: 49.0, 8: 78.1},
+        pilot={4: 49.0, 8: 78.1},
     ),
 )

@@ -12,6 +12,10 @@ from shoal.reproduce.dynamic.methods import DYNAMIC, LINEAR, METHODS, SHORT_METH
 from shoal.reproduce.dynamic.tier2 import DigitsRows, sd
 from shoal.reproduce.result import Cell, Table
 
+PILOT = (
+    "pilot: an earlier run of other code on other seeds, from which settings and criteria come; it "
+    "may differ in the split and the start of the weights."
+)
 NO_CORRECTION = "linear, no momentum correction (v-form)"
 
 CHOICES = (
@@ -37,7 +41,7 @@ def caveats(rows: DigitsRows) -> tuple[str, ...]:
     return (
         "A small MLP without BatchNorm, in a setting chosen because linear scaling breaks there. "
         "In milder settings the accuracies tie and only the spike differs; with numbers of workers "
-        "drawn at random the notes saw no difference at all.",
+        "drawn at random the pilot saw no difference at all.",
         "A plain v-form without momentum correction does about as well here: "
         f"{v_form.accuracy.mean():.2f} % and spike {np.mean(v_form.spike):.3f}, against "
         f"{dynamic.accuracy.mean():.2f} % and {np.mean(dynamic.spike):.3f} for Dynamic.",
@@ -50,23 +54,27 @@ def caveats(rows: DigitsRows) -> tuple[str, ...]:
     )
 
 
-def main_table(rows: DigitsRows) -> Table:
-    """Every method beside the notes' numbers."""
+def _mean_sd(mean: float | None, deviation: float | None) -> str | None:
+    if mean is None:
+        return None
+    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ({deviation:.2f})"
 
-    def row(name: str, published: tuple[float | None, ...]) -> tuple[Cell, ...]:
+
+def main_table(rows: DigitsRows) -> Table:
+    """Every method beside the numbers of the pilot."""
+
+    def row(name: str, pilot: tuple[float | None, ...]) -> tuple[Cell, ...]:
         outcome = rows.main[name]
         spike = float(np.mean(outcome.spike))
-        accuracy, accuracy_sd, test_loss, noted_spike = published
+        accuracy, accuracy_sd, test_loss, pilot_spike = pilot
         return (
             name,
-            round(float(outcome.accuracy.mean()), 2),
-            round(sd(outcome.accuracy), 2),
-            accuracy,
-            accuracy_sd,
+            _mean_sd(float(outcome.accuracy.mean()), sd(outcome.accuracy)),
+            _mean_sd(accuracy, accuracy_sd),
             round(float(outcome.test_loss.mean()), 3),
             test_loss,
             round(spike, 3) if np.isfinite(spike) else ("inf" if np.isinf(spike) else None),
-            noted_spike,
+            pilot_spike,
         )
 
     settings = rows.settings
@@ -74,21 +82,19 @@ def main_table(rows: DigitsRows) -> Table:
         title=f"Tier 2: digits, {len(settings.seeds)} paired seeds, {settings.epochs} epochs",
         columns=(
             "method",
-            "acc %",
-            "sd",
-            "acc (notes)",
-            "sd (notes)",
+            "acc % (sd)",
+            "pilot",
             "test loss",
-            "loss (notes)",
+            "pilot",
             "spike",
-            "spike (notes)",
+            "pilot",
         ),
-        rows=tuple(row(method.name, method.published) for method in METHODS),
+        rows=tuple(row(method.name, method.pilot) for method in METHODS),
         note=(
             f"Workers 1 and 16 by turns, 2 epochs each, unless static; lr {settings.lr}, momentum "
             f"{settings.momentum}, weight decay {settings.weight_decay}, 8 samples per worker, "
             "cosine by samples. Spike: largest loss in the 40 steps after a scale-out minus the "
-            f"mean of the 50 before. Seeds {settings.seeds[0]}-{settings.seeds[-1]}."
+            f"mean of the 50 before. Seeds {settings.seeds[0]}-{settings.seeds[-1]}. {PILOT}"
         ),
     )
 
@@ -117,23 +123,19 @@ def short_table(rows: DigitsRows) -> Table:
     epochs = tuple(rows.short)
     columns: list[str] = ["method"]
     for count in epochs:
-        columns += [f"{count} epochs, acc %", "sd", "notes"]
+        columns += [f"{count} epochs, acc % (sd)", "pilot"]
     body: list[tuple[Cell, ...]] = []
     for method in SHORT_METHODS:
         row: list[Cell] = [method.name]
         for count in epochs:
             accuracy = rows.short[count][method.name].accuracy
-            row += [
-                round(float(accuracy.mean()), 1),
-                round(sd(accuracy), 1),
-                method.published.get(count),
-            ]
+            row += [_mean_sd(float(accuracy.mean()), sd(accuracy)), method.pilot.get(count)]
         body.append(tuple(row))
     return Table(
         title=f"Short static runs, lr {rows.settings.short_lr}",
         columns=tuple(columns),
         rows=tuple(body),
-        note="In few epochs a batch of 128 needs the larger learning rate.",
+        note=f"In few epochs a batch of 128 needs the larger learning rate. {PILOT}",
     )
 
 

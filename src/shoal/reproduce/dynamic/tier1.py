@@ -30,8 +30,9 @@ RULES: dict[str, Callable[[], Rule[Any]]] = {
     "T=128": lambda: Dynamic(reference_batch=WORKER_SAMPLES, ramp_steps=128, down="ramp"),
 }
 
-# (change, rule) -> peak / loss before, mean relative excess: section 1.5 of the notes.
-PUBLISHED: dict[tuple[tuple[int, int], str], tuple[float, float]] = {
+# (change, rule) -> peak / loss before, mean relative excess: section 1.5 of the notes, calculated
+# there by other code.
+REFERENCE: dict[tuple[tuple[int, int], str], tuple[float, float]] = {
     ((1, 2), "linear, at once"): (1.24, 0.043),
     ((1, 2), "T=8"): (1.05, 0.010),
     ((1, 2), "T=20"): (1.00, -0.022),
@@ -132,9 +133,9 @@ Responses = dict[tuple[tuple[int, int], str], Response]
 
 
 def run_tier1() -> Responses:
-    """The response of every cell of the published table; a few seconds."""
+    """The response of every cell of the reference table; a few seconds."""
     return {
-        (change, name): respond(RULES[name](), change[0], change[1]) for change, name in PUBLISHED
+        (change, name): respond(RULES[name](), change[0], change[1]) for change, name in REFERENCE
     }
 
 
@@ -154,7 +155,7 @@ def peaks(responses: Responses) -> QuadraticPeaks:
 
 
 def table(responses: Responses) -> Table:
-    """Measured peak and excess beside the published ones, a row for each cell."""
+    """Measured peak and excess beside the reference, a row for each cell."""
     rows = tuple(
         (
             f"{before} -> {after}",
@@ -164,16 +165,17 @@ def table(responses: Responses) -> Table:
             round(responses[(before, after), name].excess, 3),
             excess,
         )
-        for ((before, after), name), (peak, excess) in PUBLISHED.items()
+        for ((before, after), name), (peak, excess) in REFERENCE.items()
     )
     return Table(
         title="Tier 1: noisy quadratic, exact second moments",
-        columns=("workers", "rule", "peak", "peak (notes)", "mean excess", "excess (notes)"),
+        columns=("workers", "rule", "peak", "reference", "mean excess", "reference"),
         rows=rows,
         note=(
             f"30 curvatures log-spaced 0.01..1, gradient noise h/B, mu {MOMENTUM}, lr {LR}, B = "
             f"{WORKER_SAMPLES}. Peak: largest expected loss in {PEAK_STEPS} steps / loss before "
             f"the change. Mean excess: over the first {EXCESS_STEPS} steps; it is negative partly "
-            "because the learning rate is lower during a ramp, so judge by the peak."
+            "because the learning rate is lower during a ramp, so judge by the peak. "
+            "reference: the same table, calculated by other code before this one existed."
         ),
     )
