@@ -195,6 +195,12 @@ class ElasticWorld:
         """Whether an exchange that carried this worker's leave has been settled."""
         return self._left
 
+    @property
+    def survivors(self) -> int:
+        """Once ``left``: how many workers go on without this one; 0 when all left together."""
+        assert self._membership is not None
+        return self._membership.workers - len(self._leavers)
+
     # --- what surrounds it
 
     def take_changes(self) -> list[Change]:
@@ -278,7 +284,8 @@ class ElasticWorld:
             listener=self._ground.listener,
             standing="" if self._must_ask else last,
             last=last,
-            shrink_only=shrink_only,
+            # Who has no membership yet joins a fleet, whatever its loop does first.
+            shrink_only=shrink_only and last != "",
             trained=self._link.trained(),
             versions=self._versions,
         )
