@@ -55,10 +55,12 @@ class Verbs:
             "watch": self._watch,
             "progress": self._progress,
             "event": self._event,
+            "bye": self._bye,
             "resize": self._resize,
             "leave": self._leave,
             "join": self._join,
             "exited": self._exited,
+            "orders": self._orders,
             "status": lambda _body: self._status(),
         }
 
@@ -108,6 +110,10 @@ class Verbs:
         self._roster.take(_text(body, "name"), _integer(body, "first"), rows)
         return {}
 
+    def _bye(self, body: Body) -> Reply:
+        self._roster.bye(_text(body, "name"))
+        return {}
+
     def _resize(self, body: Body) -> Reply:
         before, after = self._roster.resize(_integer(body, "workers"))
         return {"workers_before": before, "workers_after": after}
@@ -127,6 +133,13 @@ class Verbs:
     def _exited(self, body: Body) -> Reply:
         self._roster.ended(_text(body, "name"), _integer(body, "code"))
         return {}
+
+    def _orders(self, body: Body) -> Reply:
+        names = body.get("names")
+        if not isinstance(names, list):
+            raise BadRequest(400, "orders takes names, a list")
+        kill = self._roster.orders([str(name) for name in names])
+        return {"kill": kill, "stopping": self._roster.stopping}
 
     def _check_versions(self, body: Body) -> None:
         theirs = body.get("versions")

@@ -34,6 +34,7 @@ class Member:
     row: dict[str, object] = field(default_factory=dict)
     progressed: float = 0.0  # when its phase last began or its report last changed
     leave: float | None = None  # when it was asked to leave
+    closed: bool = False  # its link was closed in order; it says nothing any more
     killed: str | None = None  # why the supervisor killed it: "script", "hang", "drain"
     ended: float | None = None
     code: int | None = None
@@ -104,6 +105,7 @@ class Roster:
         self._version = 0
         self._events: list[tuple[str, dict[str, object]]] = []
         self._marks: tuple[float | None, float | None] = (None, None)
+        self._lost = False
         self._gather = start
         self._gather_from: float | None = clock()
 
@@ -154,8 +156,15 @@ class Roster:
             if not any(m.alive for m in self._members.values()):
                 # Everybody is gone: whoever is started next begins together, from a checkpoint.
                 self._gather, self._gather_from = max(1, self.wanted_local), self._clock()
+                self._lost = self.ever_committed
             self._touch()
             return member
+
+    def lost_everybody(self) -> bool:
+        """Whether the last worker of a fleet that had trained ended since the last call."""
+        with self._changed:
+            lost, self._lost = self._lost, False
+            return lost
 
     def members(self) -> list[Member]:
         """All workers ever, oldest first."""
@@ -224,6 +233,13 @@ class Roster:
                 if not committed_before:
                     self._touch()
             self._wake()
+
+    def bye(self, name: str) -> None:
+        """A worker closed its link: its silence means nothing from now on."""
+        with self._changed:
+            member = self._members.get(name)
+            if member is not None:
+                member.closed = True
 
     def take(self, name: str, first: int, rows: list[dict[str, object]]) -> None:
         """A worker's events from its ``first``-th on; those that came before are dropped."""
@@ -295,6 +311,18 @@ class Roster:
                     self.ask_to_leave(member.name)
             self._touch()
             return before, workers
+
+    def grow(self, workers: int) -> None:
+        """Want so many more (or, negative, fewer) workers on this machine."""
+        with self._changed:
+            self.wanted_local = max(0, self.wanted_local + workers)
+            self._touch()
+
+    def orders(self, names: list[str]) -> list[str]:
+        """Which of these workers on another machine are to be killed there."""
+        with self._changed:
+            members = [self._members.get(name) for name in names]
+            return [m.name for m in members if m is not None and m.alive and m.killed is not None]
 
     def set_marks(self, step: float | None, samples: float | None) -> None:
         """The step and the number of samples at which workers should report without delay."""

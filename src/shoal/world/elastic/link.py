@@ -9,6 +9,7 @@ neither torch nor torchft.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
 import os
@@ -261,6 +262,8 @@ class HttpLink:
                 time.sleep(pause)
                 continue
             if closing and not self._events:
+                with contextlib.suppress(OSError, Refused):
+                    client.call("bye", {"name": self._name})
                 break
         client.close()
 

@@ -1,0 +1,50 @@
+"""What a worker's process finds in its environment."""
+
+from __future__ import annotations
+
+import os
+
+from shoal.fleet.supervisor.settings import Settings
+
+
+def threads_per_worker(settings: Settings) -> int:
+    """An even share of this machine's cores for the most workers that are foreseen here.
+
+    One number for the whole run: results depend on it (sums are split by threads).
+    """
+    most = settings.start
+    workers = settings.start
+    for event in settings.events:
+        workers += event.workers_change
+        most = max(most, workers)
+    return max(1, len(os.sched_getaffinity(0)) // most)
+
+
+def worker_environment(settings: Settings, name: str, control: str, token: str) -> dict[str, str]:
+    """The environment of worker ``name``.
+
+    Args:
+        settings: of the run.
+        name: the worker's name.
+        control: ``HOST:PORT`` of the control endpoint.
+        token: the run's secret.
+    """
+    environment = {
+        "OMP_NUM_THREADS": str(threads_per_worker(settings)),
+        "RUST_LOG": "warn",
+        "PYTHONFAULTHANDLER": "1",
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "SHOAL_CONTROL": control,
+        "SHOAL_TOKEN": token,
+        "SHOAL_WORKER": name,
+        "SHOAL_ADVERTISE": settings.reachable,
+        "SHOAL_RUN_DIR": str(settings.run_dir.resolve()),
+        "SHOAL_MIN_WORKERS": str(settings.minimum),
+        "SHOAL_PATIENCE_SECONDS": str(settings.patience_seconds),
+        "SHOAL_CHECKPOINT_SECONDS": str(settings.checkpoint_seconds),
+    }
+    environment.pop("SHOAL_RESUME", None)
+    if settings.resume:
+        environment["SHOAL_RESUME"] = "1"
+    return environment

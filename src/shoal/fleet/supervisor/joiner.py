@@ -1,0 +1,218 @@
+"""``shoal run --join``: workers on this machine for a fleet whose supervisor runs on another."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from shoal.errors import UsageError
+from shoal.fleet.supervisor.endings import FAILURE, RESUMABLE, SUCCESS, USER_ERROR
+from shoal.fleet.supervisor.environment import worker_environment
+from shoal.fleet.supervisor.notice import NoticeFile
+from shoal.fleet.supervisor.processes import Nursery, Process, last_line, last_traceback
+from shoal.fleet.supervisor.settings import Settings
+from shoal.fleet.supervisor.signals import Signals
+from shoal.world.elastic.endpoint import ControlClient, Refused, versions
+
+TICK_SECONDS = 0.2
+ORDERS_SECONDS = 1.0
+# A supervisor that does not answer for so long is gone; so is the coordinator beside it.
+LOST_SECONDS = 60.0
+
+
+def read_token(path: Path | None) -> str:
+    """The run's token: from a file (bare, or the run's ``control.json``), else from SHOAL_TOKEN.
+
+    Raises:
+        UsageError: neither is there, or the file cannot be used.
+    """
+    if path is None:
+        token = os.environ.get("SHOAL_TOKEN", "")
+        if not token:
+            raise UsageError(
+                "--join: no token; set SHOAL_TOKEN, or copy the run's control.json here and give it "
+                "as --token-file"
+            )
+        return token
+    try:
+        text = path.read_text().strip()
+    except OSError as error:
+        raise UsageError(f"--token-file {path}: cannot be read: {error.strerror}") from None
+    if text.startswith("{"):
+        try:
+            text = str(json.loads(text)["token"])
+        except (ValueError, KeyError):
+            raise UsageError(f"--token-file {path}: holds no token; give the run's") from None
+    if not text:
+        raise UsageError(f"--token-file {path}: is empty; give the run's token")
+    return text
+
+
+class Joiner:
+    """Registers with a running supervisor and keeps ``settings.start`` workers here.
+
+    A dead worker is replaced under a new name, ``settings.max_restarts`` times. Workers here leave in
+    order on a stop signal or notice. Their metrics and logs stay in this machine's run directory.
+
+    Args:
+        settings: of the workers; ports and scripts are the supervisor's own.
+        address: ``HOST:PORT`` of its control endpoint.
+        token: the run's secret.
+        stream: where lines go.
+
+    Raises:
+        UsageError: no supervisor there, a wrong token, other versions, or no room in the fleet.
+    """
+
+    def __init__(self, settings: Settings, address: str, token: str, stream: TextIO) -> None:
+        self._address, self._token, self._stream = address, token, stream
+        self._client = ControlClient(address, token)
+        # Nothing is written before the fleet has said yes.
+        self._names, reply = self._register(settings.start)
+        seconds = reply.get("checkpoint_seconds")
+        self._settings = replace(
+            settings,
+            resume=bool(reply.get("resume")),
+            checkpoint_seconds=float(seconds) if isinstance(seconds, int | float) else 60.0,
+        )
+        self._signals = Signals()
+        self._nursery = Nursery(settings.python)
+        self._processes: dict[str, Process] = {}
+        self._notice = NoticeFile(settings.notice_file)
+        self._restarts_left = settings.max_restarts
+        self._kill_at: float | None = None
+        self._stopping = False
+        self._asked_at = self._answered_at = time.monotonic()
+        self._code = SUCCESS
+        self._message = ""
+
+    def run(self) -> int:
+        """Keep the workers until all have ended; the exit status."""
+        try:
+            for name in self._names:
+                self._start(name)
+            while self._processes:
+                self._obey_signals()
+                self._obey_orders(time.monotonic())
+                self._reap()
+                self._signals.wait(TICK_SECONDS)
+        finally:
+            self._nursery.close()
+            self._client.close()
+            self._signals.close()
+        if self._message:
+            self._say(self._message)
+        return self._code
+
+    def _register(self, workers: int) -> tuple[list[str], dict[str, object]]:
+        body = {"workers": workers, "host": platform.node(), "versions": versions()}
+        try:
+            reply = self._client.call("join", body)
+        except Refused as error:
+            raise UsageError(f"--join {self._address}: refused: {error}") from None
+        except OSError as error:
+            raise UsageError(
+                f"--join {self._address}: no supervisor answers there ({error}); it is the address "
+                "in the run's control.json, and must be reachable from here (--bind, --advertise)"
+            ) from None
+        names = reply.get("names")
+        return [str(name) for name in names] if isinstance(names, list) else [], reply
+
+    def _start(self, name: str) -> None:
+        settings = self._settings
+        self._processes[name] = self._nursery.start(
+            "worker_main.py",
+            [str(settings.train_script), *settings.arguments],
+            worker_environment(settings, name, self._address, self._token),
+            settings.run_dir / "logs" / f"{name}.log",
+        )
+        self._say(f"[worker_started] worker {name} · pid {self._processes[name].pid}")
+
+    def _obey_signals(self) -> None:
+        now = time.monotonic()
+        names = self._notice.take()
+        stops = self._signals.take()
+        if (stops or names == []) and not self._stopping:
+            self._stopping = True
+            self._kill_at = now + self._settings.drain_seconds
+            self._ask_to_leave(list(self._processes))
+        elif signal.SIGINT in stops:
+            self._kill_at = now
+        elif names:
+            self._ask_to_leave([name for name in names if name in self._processes])
+        if self._kill_at is not None and now >= self._kill_at:
+            for process in self._processes.values():
+                process.kill()
+
+    def _ask_to_leave(self, names: list[str]) -> None:
+        for name in names:
+            try:
+                self._client.call("leave", {"name": name})
+            except (OSError, Refused):
+                # Without the supervisor the worker's own signal handler does the same.
+                self._processes[name].send(signal.SIGTERM)
+
+    def _obey_orders(self, now: float) -> None:
+        """Kill workers that the supervisor found hung; notice when it is gone."""
+        if now - self._asked_at < ORDERS_SECONDS:
+            return
+        self._asked_at = now
+        try:
+            reply = self._client.call("orders", {"names": list(self._processes)})
+        except (OSError, Refused):
+            if now - self._answered_at > LOST_SECONDS:
+                self._message = (
+                    f"the supervisor at {self._address} is gone; workers here were ended"
+                )
+                self._code, self._stopping, self._kill_at = RESUMABLE, True, now
+            return
+        self._answered_at = now
+        self._stopping = self._stopping or reply.get("stopping") is True
+        kill = reply.get("kill")
+        for name in kill if isinstance(kill, list) else []:
+            if name in self._processes:
+                self._processes[name].kill()
+
+    def _reap(self) -> None:
+        for name, process in list(self._processes.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            self._nursery.forget(process)
+            del self._processes[name]
+            self._say(f"[worker_exited] worker {name} · code {code}")
+            try:
+                self._client.call("exited", {"name": name, "code": code})
+            except (OSError, Refused):
+                self._say(f"{name}: its end could not be reported")
+            self._after_end(process, code)
+
+    def _after_end(self, process: Process, code: int) -> None:
+        if code in (SUCCESS, RESUMABLE) or self._stopping:
+            self._code = max(self._code, RESUMABLE if code == RESUMABLE else SUCCESS)
+        elif code == USER_ERROR:
+            self._code, self._message = USER_ERROR, last_line(process.log)
+            self._restarts_left = 0
+        elif self._restarts_left > 0:
+            self._restarts_left -= 1
+            self._rejoin()
+        else:
+            self._code, self._message = FAILURE, last_traceback(process.log)
+
+    def _rejoin(self) -> None:
+        try:
+            names, _ = self._register(1)
+        except UsageError as error:
+            self._say(f"not replaced: {error}")
+            return
+        for name in names:
+            self._start(name)
+
+    def _say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)

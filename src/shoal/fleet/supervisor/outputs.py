@@ -1,0 +1,99 @@
+"""What a run leaves and shows: event rows, the summary, the report, lines on the screen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TextIO
+
+from shoal.fleet.supervisor import summary
+from shoal.fleet.supervisor.follow import LogFollower
+from shoal.fleet.supervisor.screen import View, event_line, open_screen
+from shoal.fleet.supervisor.settings import Settings
+from shoal.ledger.journal import Journal
+
+
+class Outputs:
+    """The only writer of ``events.jsonl``, ``run.json``, ``summary.json`` and ``report.html``.
+
+    Args:
+        settings: of the run.
+        stream: where lines or the live table go.
+        is_new_dir: whether this start made the run directory.
+    """
+
+    def __init__(self, settings: Settings, stream: TextIO, *, is_new_dir: bool) -> None:
+        self._settings, self._is_new_dir = settings, is_new_dir
+        self._run_dir = settings.run_dir
+        self._journal = Journal(self._run_dir / "events.jsonl")
+        self._journal_start = self._journal.path.stat().st_size
+        title = f"shoal run {settings.train_script.name} · {self._run_dir}"
+        self._screen = open_screen(stream, title)
+        self._follower = LogFollower(self._screen.line)
+        self._logs: dict[str, Path] = {}
+
+    def log(self, name: str) -> Path:
+        """The log file of a process."""
+        return self._logs.setdefault(name, self._run_dir / "logs" / f"{name}.log")
+
+    def record(self, kind: str, **fields: object) -> None:
+        """Write an event row and show its line."""
+        row = {"kind": kind, "time": time.time(), **fields}
+        self._journal.append(row)
+        self._screen.line(event_line(row))
+
+    def show(self, view: View, leading: str | None) -> None:
+        """Show the present state, and what the leading worker printed."""
+        self._screen.show(view)
+        if leading is not None:
+            self._follower.follow(self.log(leading))
+
+    def ended(self, name: str) -> None:
+        """A worker ended: show what it still printed, if it was the leading one."""
+        self._follower.finish(self.log(name))
+
+    def describe(self, row: dict[str, object]) -> None:
+        """Write ``run.json``: what the workers say about the run, and the command."""
+        settings = self._settings
+        described = {key: value for key, value in row.items() if key not in ("kind", "time")}
+        command = [settings.python, str(settings.train_script), *settings.arguments]
+        document = {**described, "command": command, "workers": settings.workers_text}
+        summary.write_json(self._run_dir / "run.json", document)
+
+    def close_screen(self) -> None:
+        """Leave the terminal as it was; later lines are printed as they come."""
+        self._screen.close()
+
+    def finish(self, exit_code: int, total_samples: float | None) -> None:
+        """Complete the files of a run that has ended; ``total_samples`` are those it was to train."""
+        self.record("end", exit_code=exit_code, total_samples=total_samples)
+        self._journal.close()
+        document = summary.build(self._run_dir, exit_code)
+        summary.write_json(self._run_dir / "summary.json", document)
+        if self._settings.report:
+            self._write_report()
+
+    def leave_nothing(self) -> None:
+        """A mistake that showed before anything was trained leaves the directory as it was."""
+        self._journal.close()
+        if self._is_new_dir:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+            return
+        os.truncate(self._journal.path, self._journal_start)
+        for log in self._logs.values():
+            log.unlink(missing_ok=True)
+
+    def _write_report(self) -> None:
+        # The report needs matplotlib, and a run must not fail at its very end for want of a picture.
+        try:
+            from shoal.report import write_run_report
+
+            write_run_report(self._run_dir)
+        except ImportError as error:
+            self._screen.line(
+                f"no report.html: {error}; pip install 'shoal[report]', then shoal report"
+            )
+        except Exception as error:
+            self._screen.line(f"no report.html: {type(error).__name__}: {error}")

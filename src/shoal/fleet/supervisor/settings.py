@@ -1,0 +1,144 @@
+"""What a supervisor is asked to do, checked before anything is written or started."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import UsageError
+from shoal.fleet.supervisor.roster import NO_LIMIT
+from shoal.fleet.supervisor.script import Event
+
+
+def parse_workers(text: str) -> tuple[int, int, int]:
+    """``--workers`` as (number to start with, minimum, maximum).
+
+    ``N`` starts N, goes on with 1 or more and can be resized to any number; ``MIN:MAX`` starts MAX
+    and stays in that range.
+
+    Raises:
+        UsageError: neither form, fewer than 1, or MIN above MAX.
+
+    Example:
+        >>> parse_workers("1:4")
+        (4, 1, 4)
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if match is None:
+        raise UsageError(f"--workers {text}; it is N or MIN:MAX; e.g. --workers 4 or --workers 1:4")
+    first = int(match[1])
+    if first < 1:
+        raise UsageError(f"--workers {text}; a fleet has at least 1 worker; e.g. --workers 1:4")
+    if match[2] is None:
+        return first, 1, NO_LIMIT
+    last = int(match[2])
+    if first > last:
+        raise UsageError(
+            f"--workers {text}; MIN must not be above MAX; did you mean --workers {last}:{first}?"
+        )
+    return last, first, last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One call of ``shoal run``.
+
+    Args:
+        train_script: the user's Python file.
+        arguments: what is passed on to it.
+        run_dir: directory of the run; made when missing.
+        start: number of workers to start with, in [minimum, maximum].
+        minimum: fewest workers the run goes on with, >= 1.
+        maximum: most workers.
+        resume: go on from the directory's checkpoints.
+        events: the script of events.
+        bind: address that the control endpoint and the coordinator listen on.
+        advertise: address under which other machines reach this one.
+        port: port of the control endpoint, 0 for any.
+        coordinator_port: port of the coordinator, 0 for any.
+        join_timeout_seconds: how long the coordinator waits for workers that are alive but busy.
+        heartbeat_seconds: a worker without heartbeat for so long is lost to the others.
+        gather_seconds: how long the start waits for all workers.
+        patience_seconds: how long workers wait below ``minimum`` before they stop in order.
+        hang_seconds: a worker without progress of its own for so long is killed.
+        drain_seconds: how long workers have to leave in order before they are killed.
+        max_restarts: replacements within ``restart_window_seconds`` before giving up.
+        restart_window_seconds: see there.
+        checkpoint_seconds: how often the workers write a checkpoint.
+        notice_file: a file whose appearance says that this machine goes away.
+        report: write ``report.html`` at the end.
+        python: the interpreter that runs the workers.
+    """
+
+    train_script: Path
+    arguments: tuple[str, ...] = ()
+    run_dir: Path
+    start: int = 1
+    minimum: int = 1
+    maximum: int = NO_LIMIT
+    resume: bool = False
+    events: tuple[Event, ...] = ()
+    bind: str = "127.0.0.1"
+    advertise: str = ""
+    port: int = 0
+    coordinator_port: int = 0
+    join_timeout_seconds: float = 30.0
+    heartbeat_seconds: float = 0.3
+    gather_seconds: float = 120.0
+    patience_seconds: float = 300.0
+    hang_seconds: float = 60.0
+    drain_seconds: float = 60.0
+    max_restarts: int = 10
+    restart_window_seconds: float = 300.0
+    checkpoint_seconds: float = 60.0
+    notice_file: Path | None = None
+    report: bool = True
+    python: str = sys.executable
+
+    def __post_init__(self) -> None:
+        if not self.train_script.is_file():
+            raise UsageError(f"{self.train_script}: no such file; give the training script's path")
+        for name in (
+            "join_timeout",
+            "heartbeat",
+            "gather",
+            "patience",
+            "hang",
+            "drain",
+            "checkpoint",
+        ):
+            value = getattr(self, f"{name}_seconds")
+            if not value > 0:
+                raise UsageError(f"{name}_seconds = {value}; it is a time above 0")
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts {self.max_restarts}; it is 0 (never replace) or more")
+
+    @property
+    def reachable(self) -> str:
+        """The address that workers are given: the advertised one, or where the endpoint listens.
+
+        Raises:
+            UsageError: it listens on all addresses and none is advertised.
+        """
+        if self.advertise:
+            return self.advertise
+        if self.bind in ("0.0.0.0", "::"):
+            raise UsageError(
+                f"--bind {self.bind} listens on all addresses; say under which one other machines "
+                "reach this one with --advertise ADDRESS"
+            )
+        return self.bind
+
+    @property
+    def workers_text(self) -> str:
+        """The range of workers as ``--workers`` takes it."""
+        if self.maximum == NO_LIMIT:
+            return str(self.start)
+        return f"{self.minimum}:{self.maximum}"
+
+
+def bracketed(host: str) -> str:
+    """A host as it is written before ``:PORT``: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,72 @@
+"""What a worker's process runs: the user's script, as ``python train.py`` would, and a clear end.
+
+Run by path, not imported: it uses the standard library alone, so that a worker pays nothing for it.
+
+    python worker_main.py PARENT_PID train.py [arguments]
+
+Besides running the script it dies with its parent, and turns an uncaught error of shoal into one
+line and the exit status of its class; every other error keeps its traceback and status 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import runpy
+import signal
+import sys
+import traceback
+from types import TracebackType
+
+PR_SET_PDEATHSIG = 1
+# Ends that say all there is to say; any other error, of shoal's too, is a defect and is traced.
+ONE_LINE_ERRORS = ("UsageError", "DivergedError", "ResumableStop")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(1)
+
+
+def own_error(error: BaseException) -> int | None:
+    """The exit status of an error that ends in one line, None for one that needs a traceback."""
+    for kind in type(error).__mro__:
+        if kind.__module__ == "shoal.errors" and kind.__name__ in ONE_LINE_ERRORS:
+            return int(getattr(error, "exit_code", 1))
+    return None
+
+
+def below_this_file(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames that start the script."""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename not in (__file__, runpy.__file__, "<frozen runpy>"):
+            return trace
+        trace = trace.tb_next
+    return None
+
+
+def main(parent: int, script: str, arguments: list[str]) -> int:
+    """Run the script and return the exit status; ``SystemExit`` passes through."""
+    die_with_parent(parent)
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except Exception as error:
+        status = own_error(error)
+        sys.stdout.flush()
+        if status is None:
+            trace = below_this_file(error.__traceback__)
+            traceback.print_exception(type(error), error, trace)
+            return 1
+        print(f"shoal: {error}", file=sys.stderr, flush=True)
+        return status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))
