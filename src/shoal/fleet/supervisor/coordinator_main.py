@@ -1,6 +1,6 @@
 """The coordinator's process: torchft's lighthouse, without the seconds that importing torch takes.
 
-Run by path:  python coordinator_main.py PARENT_PID --bind ... (options of ``torchft_lighthouse``)
+Run by path:  python coordinator_main.py --bind ... (the options of ``torchft_lighthouse``)
 
 The lighthouse is a function of torchft's compiled extension. Loading that extension alone takes a
 hundredth of a second; where it is not laid out as expected, the console script's way is taken.
@@ -30,7 +30,7 @@ def load(name: str, path: Path) -> ModuleType:
 
 
 def lighthouse() -> Callable[[], object]:
-    """The lighthouse's main function; it reads ``sys.argv``."""
+    """The lighthouse's main function; it reads the process's own arguments."""
     package = importlib.util.find_spec("torchft")
     for place in (package.submodule_search_locations or []) if package else []:
         for suffix in EXTENSION_SUFFIXES:
@@ -42,8 +42,7 @@ def lighthouse() -> Callable[[], object]:
 
 def main() -> None:
     """Die with the parent; serve until killed."""
-    load("worker_main", HERE / "worker_main.py").die_with_parent(int(sys.argv[1]))
-    sys.argv = ["torchft_lighthouse", *sys.argv[2:]]
+    load("worker_main", HERE / "worker_main.py").die_with_parent()
     lighthouse()()
 
 

@@ -150,9 +150,8 @@ class Supervisor:
         if code == USER_ERROR and not self.roster.ever_committed:
             self._out.leave_nothing()
         else:
-            rows = [m.row for m in self.roster.members()]
-            totals = [r["total_samples"] for r in rows if isinstance(r.get("total_samples"), int)]
-            self._out.finish(code, max(totals, default=None))
+            totals = [number(m.row, "total_samples", 0) for m in self.roster.members()]
+            self._out.finish(code, int(max(totals, default=0)) or None)
         self._lock.release()
         if self._message:
             print(self._message, file=sys.stderr, flush=True)

@@ -66,7 +66,7 @@ class Outputs:
         """Leave the terminal as it was; later lines are printed as they come."""
         self._screen.close()
 
-    def finish(self, exit_code: int, total_samples: float | None) -> None:
+    def finish(self, exit_code: int, total_samples: int | None) -> None:
         """Complete the files of a run that has ended; ``total_samples`` are those it was to train."""
         self.record("end", exit_code=exit_code, total_samples=total_samples)
         self._journal.close()

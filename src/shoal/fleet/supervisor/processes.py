@@ -16,6 +16,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shoal.fleet.supervisor.worker_main import PARENT_VARIABLE
+
 HERE = Path(__file__).parent
 
 
@@ -85,11 +87,11 @@ class Nursery:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             popen = subprocess.Popen(
-                [self._python, str(HERE / program), str(os.getpid()), *arguments],
+                [self._python, str(HERE / program), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=dict(environment),
+                env={**environment, PARENT_VARIABLE: str(os.getpid())},
                 start_new_session=True,
             )
         process = Process(popen, log)

@@ -2,7 +2,7 @@
 
 Run by path, not imported: it uses the standard library alone, so that a worker pays nothing for it.
 
-    python worker_main.py PARENT_PID train.py [arguments]
+    python worker_main.py train.py [arguments]
 
 Besides running the script it dies with its parent, and turns an uncaught error of shoal into one
 line and the exit status of its class; every other error keeps its traceback and status 1.
@@ -20,12 +20,14 @@ import traceback
 from types import TracebackType
 
 PR_SET_PDEATHSIG = 1
+PARENT_VARIABLE = "SHOAL_PARENT_PID"
 # Ends that say all there is to say; any other error, of shoal's too, is a defect and is traced.
 ONE_LINE_ERRORS = ("UsageError", "DivergedError", "ResumableStop")
 
 
-def die_with_parent(parent: int) -> None:
+def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends (Linux)."""
+    parent = int(os.environ.pop(PARENT_VARIABLE))
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # it died before the call above
@@ -49,9 +51,9 @@ def below_this_file(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def main(parent: int, script: str, arguments: list[str]) -> int:
+def main(script: str, arguments: list[str]) -> int:
     """Run the script and return the exit status; ``SystemExit`` passes through."""
-    die_with_parent(parent)
+    die_with_parent()
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     try:
@@ -69,4 +71,4 @@ def main(parent: int, script: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
