@@ -28,8 +28,8 @@ from shoal.world.contract import Position, Tree, World
 from shoal.world.elastic.timing import Timing
 from shoal.world.elastic.transport import state_hash
 
-POSITIONS = 20_000
-BUCKET = 2_000
+POSITIONS = 8_000
+BUCKET = 4_000
 FAST = Timing(
     probe_seconds=0.1,
     form_seconds=3.0,
@@ -186,6 +186,8 @@ def train(
     evaluate_from: int = -1,
     evaluate_until: int = -1,
     die_while_healing: bool = False,
+    die_after_leave: bool = False,
+    pretend_torchft: str = "",
 ) -> dict[str, object]:
     """The body of a worker process: train until the cursor has reached ``until``."""
     from shoal.world.elastic.world import ElasticWorld
@@ -198,6 +200,8 @@ def train(
     link = BoardLink(directory / "board", slot=slot)
     toy = Toy(seed=slot + 1, offer=offer, ballast=ballast)
     world = ElasticWorld(link, timing=timing, min_workers=min_workers)
+    if pretend_torchft:
+        world._versions["torchft"] = pretend_torchft
     trainer = Trainer(world, toy, directory / f"w{slot}.steps", pause_seconds)
     signal.signal(signal.SIGTERM, lambda *_: world.request_leave())
 
@@ -223,6 +227,8 @@ def train(
                 trainer.failures += 1
                 trainer.write(failed="alone")
                 world.settle(None)
+            if die_after_leave and world._leavers:
+                die()
         toy.check()
         return {
             "name": link.name,

@@ -21,12 +21,12 @@ from shoal.errors import ResumableStop
 _ADDRESS_BYTES = 256
 _OPEN_AT = _ADDRESS_BYTES
 _SLOTS_AT = _OPEN_AT + 8
-# Each slot: knocks, commits, dead, leave (int64 each).
-_KNOCKS, _COMMITS, _DEAD, _LEAVE, _FIELDS = 0, 1, 2, 3, 4
+# Each slot: knocks, commits, dead, leave, arrived (int64 each).
+_KNOCKS, _COMMITS, _DEAD, _LEAVE, _ARRIVED, _FIELDS = 0, 1, 2, 3, 4, 5
 
 
 class Board:
-    """The shared file: the coordinator's address, the barrier, and four numbers per worker.
+    """The shared file: the coordinator's address, the barrier, and some numbers per worker.
 
     Args:
         path: the file, as made by :meth:`create`.
@@ -66,6 +66,11 @@ class Board:
     @ready.setter
     def ready(self, value: bool) -> None:
         struct.pack_into("<q", self._map, _OPEN_AT, int(value))
+
+    @property
+    def arrived(self) -> int:
+        """How many workers wait, or waited, at the start barrier."""
+        return sum(self.get(slot, _ARRIVED) for slot in range(self.workers))
 
     def get(self, slot: int, field: int) -> int:
         """One number of a slot."""
@@ -131,6 +136,7 @@ class BoardLink:
     def ready(self) -> None:
         """Wait until the test opens the board."""
         deadline = monotonic() + self._patience
+        self._board.put(self._slot, _ARRIVED, 1)
         while not self._board.ready:
             if monotonic() > deadline:
                 raise ResumableStop(f"the board was not opened for {self._patience:g} s")

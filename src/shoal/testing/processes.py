@@ -21,6 +21,7 @@ on Linux the children also die with the fork server, which dies with the test pr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -164,8 +165,10 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Send a signal to this child, unless it has ended."""
+        # It may end between the look and the signal; the fork server has then reaped it already.
         if self.alive:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""

@@ -1,0 +1,423 @@
+"""Real workers that come, leave, hang and are killed, with a real lighthouse."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lighthouse import Lighthouse
+from toy import rows, train
+
+from shoal.testing.links import Board
+from shoal.testing.processes import Child, Herd
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+SLOTS = 40
+
+
+class Fleet:
+    """A lighthouse, a board, and workers that are started and watched."""
+
+    def __init__(self, directory: Path, herd: Herd):
+        self.directory = directory
+        self.herd = herd
+        self.lighthouse = Lighthouse(herd)
+        self.board = Board.create(
+            directory / "board", workers=SLOTS, coordinator=self.lighthouse.address
+        )
+        self.workers: dict[str, Child] = {}
+
+    def start(self, **options: Any) -> Child:
+        """One more worker; options as for ``toy.train``."""
+        slot = len(self.workers)
+        child = self.herd.start(train, self.directory, slot, name=f"w{slot}", **options)
+        self.workers[child.name] = child
+        child.message(30)
+        return child
+
+    def shut(self) -> None:
+        """Shut the start barrier: workers started from now on wait for each other."""
+        self.board.ready = False
+
+    def open(self) -> None:
+        """Open the barrier when all workers have come to it."""
+        deadline = time.monotonic() + 30
+        while self.board.arrived < len(self.workers):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        self.board.ready = True
+
+    def kill(self, child: Child) -> float:
+        """SIGKILL a worker, and tell the others' links as a supervisor does; when it was."""
+        at = time.monotonic()
+        child.kill()
+        self.board.mark_dead(int(child.name[1:]))
+        return at
+
+    def died(self, child: Child) -> None:
+        """A worker that kills itself: wait for it, and tell the others' links."""
+        assert child.wait(60) < 0
+        self.board.mark_dead(int(child.name[1:]))
+
+    def until(self, child: Child, condition: Callable[[dict], bool], timeout: float = 40) -> dict:
+        """Wait for a row in what a worker writes."""
+        deadline = time.monotonic() + timeout
+        seen = 0
+        while True:
+            written = rows(self.directory, child.name)
+            for row in written[seen:]:
+                if condition(row):
+                    return row
+            seen = len(written)
+            ended = child.exitcode is not None
+            assert not ended, f"{child.name} ended with {child.exitcode}:\n{child.log[-3000:]}"
+            assert time.monotonic() < deadline, f"{child.name}:\n{child.log[-3000:]}"
+            time.sleep(0.005)
+
+    def until_width(self, child: Child, workers: int, beyond: int = 0) -> dict:
+        """Wait for a commit of ``workers`` workers with more than ``beyond`` commits."""
+        return self.until(
+            child, lambda row: row.get("workers") == workers and row["commits"] > beyond
+        )
+
+    def commits(self, child: Child) -> int:
+        """Newest commit a worker wrote."""
+        return max(row["commits"] for row in rows(self.directory, child.name) if "commits" in row)
+
+    def results(self, *children: Child) -> list[dict]:
+        """What workers returned; all have one and the same state."""
+        found = [child.result(60) for child in children]
+        assert len({(r["hash"], r["commits"]) for r in found if not r["left"]}) <= 1, found
+        return found
+
+    def changes(self, child: Child) -> list[list]:
+        """The changes of membership a worker saw."""
+        return [row["change"] for row in rows(self.directory, child.name) if "change" in row]
+
+    def agree(self) -> None:
+        """Wherever two workers committed the same step of one lineage, their states were equal.
+
+        Those of a lineage that died out with its workers are compared like all others.
+        """
+        hashes: dict[tuple, str] = {}
+        compared = 0
+        for name in self.workers:
+            for row in rows(self.directory, name):
+                if row.get("hash"):
+                    key = (row["commits"], row["lineage"])
+                    assert hashes.setdefault(key, row["hash"]) == row["hash"], (name, row)
+                    compared += 1
+        assert compared > len(hashes)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Herd(tmp_path) as herd:
+        yield Fleet(tmp_path, herd)
+
+
+def test_a_fleet_grows_from_one_to_three_with_equal_states(fleet: Fleet) -> None:
+    first = fleet.start(until=1500)
+    fleet.until_width(first, 1)
+    second = fleet.start(until=1500)
+    fleet.until_width(first, 2)
+    third = fleet.start(until=1500)
+    fleet.until_width(first, 3)
+    results = fleet.results(first, second, third)
+    assert [r["bootstraps"] for r in results] == [1, 0, 0]
+    assert [r["restores"] for r in results] == [0, 1, 1]
+    # Nobody's step failed because somebody came.
+    assert [r["failures"] for r in results] == [0, 0, 0]
+    assert fleet.changes(first) == [["join", 1, 2], ["join", 2, 3]]
+    assert fleet.changes(third) == []
+    fleet.agree()
+
+
+def test_workers_that_start_together_start_one_run(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.shut()
+    workers = [fleet.start(until=600, offer=offer) for offer in (-1, 7, 7)]
+    fleet.open()
+    results = fleet.results(*workers)
+    assert [r["bootstraps"] for r in results] == [0, 1, 0], "the newest checkpoint, smallest name"
+    assert results[0]["commits"] == 7 + 200
+    assert all(row["workers"] == 3 for row in rows(tmp_path, "w0") if "commits" in row)
+
+
+@pytest.mark.parametrize("victim", [0, 2], ids=["the owner of the store", "another"])
+@pytest.mark.parametrize("place", ["started", "drawn", "reducing", "reduced"])
+def test_a_worker_killed_at_any_place_of_a_step(fleet: Fleet, victim: int, place: str) -> None:
+    options = [{"die_at": (place, 40)} if slot == victim else {} for slot in range(3)]
+    fleet.shut()
+    workers = [fleet.start(until=700, **option) for option in options]
+    fleet.open()
+    fleet.died(workers[victim])
+    survivors = [worker for worker in workers if worker is not workers[victim]]
+    fleet.results(*survivors)
+    assert ["kill", 3, 2] in fleet.changes(survivors[0]) + fleet.changes(survivors[1])
+    fleet.agree()
+
+
+def test_kills_at_random_moments_and_replacements(fleet: Fleet) -> None:
+    """Rounds of SIGKILL, the store's owner among the victims; nobody else restarts or diverges."""
+    chance = random.Random(20261130)
+    fleet.shut()
+    alive = [fleet.start(until=10**6) for _ in range(3)]
+    fleet.open()
+    for round_number in range(6):
+        fleet.until_width(alive[0], 3, beyond=0 if not round_number else fleet.commits(alive[0]))
+        time.sleep(chance.uniform(0.0, 0.1))
+        # The smallest name owns the store: every second round it is the victim.
+        victim = alive.pop(0 if round_number % 2 == 0 else 2)
+        fleet.kill(victim)
+        before = max(fleet.commits(worker) for worker in alive)
+        fleet.until_width(alive[0], 2, beyond=before)
+        alive.append(fleet.start(until=10**6))
+    fleet.until_width(alive[0], 3, beyond=fleet.commits(alive[0]))
+    for worker in alive:
+        worker.terminate()
+    results = [worker.result(30) for worker in alive]
+    assert all(result["left"] for result in results)
+    assert len({result["hash"] for result in results}) == 1
+    fleet.agree()
+
+
+def test_two_of_three_killed_at_once(fleet: Fleet) -> None:
+    fleet.shut()
+    workers = [fleet.start(until=600) for _ in range(3)]
+    fleet.open()
+    fleet.until_width(workers[1], 3, beyond=20)
+    fleet.kill(workers[0])
+    fleet.kill(workers[2])
+    fleet.results(workers[1])
+    assert any(row.get("workers") == 1 for row in rows(fleet.directory, "w1"))
+
+
+def test_a_planned_leave_fails_no_step_and_needs_no_quorum(fleet: Fleet) -> None:
+    fleet.shut()
+    workers = [fleet.start(until=1200) for _ in range(4)]
+    fleet.open()
+    fleet.until_width(workers[0], 4, beyond=10)
+    workers[0].terminate()
+    fleet.until_width(workers[1], 3)
+    # While the leaver's heartbeat has not expired, the next one leaves: from four to two.
+    fleet.board.ask_to_leave(2)
+    fleet.until_width(workers[1], 2)
+    results = [worker.result(60) for worker in workers]
+    assert [r["left"] for r in results] == [True, False, True, False]
+    assert [r["failures"] for r in results] == [0, 0, 0, 0]
+    assert results[1]["hash"] == results[3]["hash"]
+    assert fleet.changes(workers[1]) == [["leave", 4, 3], ["leave", 3, 2]]
+    assert "quorum" not in workers[1].log.split("w1 shoal", 2)[-1]
+    fleet.agree()
+
+
+def test_all_leave_together(fleet: Fleet) -> None:
+    fleet.shut()
+    workers = [fleet.start(until=10**6) for _ in range(3)]
+    fleet.open()
+    fleet.until_width(workers[0], 3, beyond=10)
+    for worker in workers:
+        worker.terminate()
+    results = [worker.result(60) for worker in workers]
+    assert all(result["left"] for result in results)
+
+
+def test_a_kill_in_the_very_step_of_a_leave(fleet: Fleet) -> None:
+    """The local shrink meets a dead member; a quorum takes over."""
+    fleet.shut()
+    workers = [
+        fleet.start(until=700, die_at=("started", 60)) if slot == 1 else fleet.start(until=700)
+        for slot in range(4)
+    ]
+    fleet.board.ask_to_leave(3)
+    fleet.open()
+    # The leave is in the first exchange; a death at each later place of a step was tested above.
+    results = fleet.results(workers[0], workers[2])
+    fleet.died(workers[1])
+    assert workers[3].result(30)["left"]
+    assert fleet.changes(workers[0]) == [["leave", 4, 3], ["kill", 3, 2]]
+    assert all(result["commits"] == results[0]["commits"] for result in results)
+    fleet.agree()
+
+
+def test_a_survivor_dies_between_the_leave_and_the_local_shrink(fleet: Fleet) -> None:
+    fleet.shut()
+    workers = [
+        fleet.start(until=600, die_after_leave=slot == 1) if slot == 1 else fleet.start(until=600)
+        for slot in range(4)
+    ]
+    fleet.open()
+    fleet.until_width(workers[0], 4, beyond=10)
+    fleet.board.ask_to_leave(3)
+    fleet.died(workers[1])
+    fleet.results(workers[0], workers[2])
+    assert workers[3].result(30)["left"]
+    assert fleet.changes(workers[0]) == [["leave", 4, 3], ["kill", 3, 2]]
+    fleet.agree()
+
+
+def test_a_failure_seen_by_one_member_only(fleet: Fleet) -> None:
+    """Two commit and one does not: it adopts what they committed, and nothing is used twice."""
+    fleet.shut()
+    workers = [fleet.start(until=900, fail_at=50 if slot == 1 else -1) for slot in range(3)]
+    fleet.open()
+    results = fleet.results(*workers)
+    assert results[1]["restores"] == 2, "once at the start, once after its failure"
+    assert max(result["failures"] for result in results) >= 1
+    assert fleet.changes(workers[0]) == [], "nobody was put out of the fleet"
+    fleet.agree()
+
+
+def test_the_coordinator_is_killed_and_comes_back(fleet: Fleet) -> None:
+    fleet.shut()
+    workers = [fleet.start(until=10**6) for _ in range(2)]
+    fleet.open()
+    fleet.until_width(workers[0], 2, beyond=10)
+    fleet.lighthouse.kill()
+    # Steps do not notice it, periodic quorums included.
+    before = fleet.commits(workers[0])
+    fleet.until_width(workers[0], 2, beyond=before + 150)
+    # Nobody can be let in or put out until it is back.
+    fleet.kill(workers[1])
+    joiner = fleet.start(until=10**6)
+    time.sleep(0.5)
+    fleet.lighthouse.start()
+    alone_or_not = fleet.until(workers[0], lambda row: "change" in row)
+    assert alone_or_not["change"][:2] == ["kill", 2]
+    fleet.until_width(workers[0], 2, beyond=fleet.commits(workers[0]))
+    for worker in (workers[0], joiner):
+        worker.terminate()
+    results = [worker.result(30) for worker in (workers[0], joiner)]
+    assert len({result["hash"] for result in results}) == 1
+    assert results[0]["restores"] == 0
+    fleet.agree()
+
+
+def test_the_coordinator_dies_while_a_quorum_is_wanted(fleet: Fleet) -> None:
+    fleet.shut()
+    workers = [fleet.start(until=10**6) for _ in range(3)]
+    fleet.open()
+    fleet.until_width(workers[0], 3, beyond=10)
+    fleet.kill(workers[2])
+    fleet.lighthouse.kill()
+    time.sleep(0.3)
+    fleet.lighthouse.start()
+    fleet.until_width(workers[0], 2)
+    # Both survivors are in the first membership after its return.
+    assert fleet.changes(workers[0]) == [["kill", 3, 2]]
+    assert fleet.changes(workers[1]) == [["kill", 3, 2]]
+    for worker in workers[:2]:
+        worker.terminate()
+    results = [worker.result(30) for worker in workers[:2]]
+    assert results[0]["hash"] == results[1]["hash"]
+    fleet.agree()
+
+
+def test_a_joiner_that_dies_while_it_is_healed(fleet: Fleet) -> None:
+    fleet.shut()
+    workers = [fleet.start(until=1500) for _ in range(2)]
+    fleet.open()
+    fleet.until_width(workers[0], 2, beyond=10)
+    fleet.died(fleet.start(until=1500, die_while_healing=True))
+    fleet.results(*workers)
+    fleet.agree()
+
+
+def test_joiners_at_once_never_split_the_fleet(fleet: Fleet) -> None:
+    first = fleet.start(until=3000, pause_seconds=0.02)
+    fleet.until_width(first, 1, beyond=3)
+    others = [fleet.start(until=3000, pause_seconds=0.02) for _ in range(3)]
+    fleet.until_width(first, 4)
+    results = fleet.results(first, *others)
+    assert [result["bootstraps"] for result in results] == [1, 0, 0, 0]
+
+
+def test_blank_workers_do_not_start_a_run_beside_a_slow_one(fleet: Fleet) -> None:
+    """The trained worker is suspended: two joiners wait for it rather than begin anew."""
+    first = fleet.start(until=800)
+    fleet.until_width(first, 1, beyond=10)
+    first.suspend()
+    others = [fleet.start(until=800) for _ in range(2)]
+    time.sleep(1.5)
+    assert not any(rows(fleet.directory, other.name) for other in others)
+    first.proceed()
+    results = fleet.results(first, *others)
+    assert [result["bootstraps"] for result in results] == [1, 0, 0]
+
+
+def test_a_suspended_worker_is_put_out_and_comes_back(fleet: Fleet) -> None:
+    """After its return it lags behind, with a state of its own: it takes the others'."""
+    fleet.shut()
+    workers = [fleet.start(until=3000) for _ in range(3)]
+    fleet.open()
+    fleet.until_width(workers[0], 3, beyond=10)
+    workers[2].suspend()
+    fleet.until_width(workers[0], 2, beyond=20)
+    workers[2].proceed()
+    fleet.until_width(workers[0], 3, beyond=fleet.commits(workers[0]))
+    results = fleet.results(*workers)
+    assert results[2]["restores"] == 2
+    fleet.agree()
+
+
+def test_nobody_is_let_in_during_an_evaluation(fleet: Fleet) -> None:
+    fleet.shut()
+    options = {"until": 900, "evaluate_from": 20, "evaluate_until": 200}
+    workers = [
+        fleet.start(**options, die_at=("drawn", 120) if slot == 2 else ()) for slot in range(3)
+    ]
+    fleet.open()
+    fleet.until_width(workers[0], 3, beyond=30)
+    joiner = fleet.start(until=900)
+    fleet.died(workers[2])
+    results = fleet.results(workers[0], workers[1], joiner)
+    widths = [
+        (row["commits"], row["workers"]) for row in rows(fleet.directory, "w0") if "commits" in row
+    ]
+    # A death in an evaluation narrows it; the joiner is let in with the first training step.
+    assert {workers for commits, workers in widths if 21 < commits <= 120} == {3}
+    assert {workers for commits, workers in widths if 121 < commits <= 200} == {2}
+    assert {workers for commits, workers in widths if commits > 260} == {3}
+    assert results[2]["restores"] == 1
+    fleet.agree()
+
+
+def test_below_the_minimum_the_fleet_waits_then_stops(fleet: Fleet) -> None:
+    from shoal.world.elastic.timing import Timing
+
+    patient = Timing(patience_seconds=3.0, knock_seconds=0.3, probe_seconds=0.1)
+    fleet.shut()
+    workers = [fleet.start(until=10**6, min_workers=2, timing=patient) for _ in range(2)]
+    fleet.open()
+    fleet.until_width(workers[0], 2, beyond=10)
+    fleet.kill(workers[1])
+    time.sleep(0.5)
+    replacement = fleet.start(until=10**6, min_workers=2, timing=patient)
+    fleet.until_width(replacement, 2)
+    assert 1 not in {row.get("workers") for row in rows(fleet.directory, "w0")}
+    fleet.kill(replacement)
+    assert workers[0].wait(30) == 1
+    assert "ResumableStop" in workers[0].log
+    assert "1 of at least 2 workers" in workers[0].log
+
+
+def test_mixed_versions_are_refused_by_name(fleet: Fleet) -> None:
+    first = fleet.start(until=10**6)
+    fleet.until_width(first, 1)
+    other = fleet.start(until=10**6, pretend_torchft="0.1.9")
+    assert other.wait(30) == 1
+    assert "UsageError" in other.log
+    assert "'w0' runs" in other.log and "'w1' runs" in other.log and "0.1.9" in other.log
+    fleet.kill(other)
+
+
+def test_names_are_those_of_the_links(fleet: Fleet) -> None:
+    worker = fleet.start(until=30)
+    result = worker.result(30)
+    assert result["name"] == "w0"
+    assert list(itertools.islice((r["commits"] for r in rows(fleet.directory, "w0")), 2)) == [1, 2]
