@@ -150,7 +150,7 @@ def make_run(tmp_path: Path) -> Callable[..., MadeRun]:
             for s, row in enumerate(made.steps)
             if s % 60 == 59
         ]
-        started = {"kind": "started", "time": START}
+        started = {"kind": "start", "time": START}
         everything = [started, *made.events, *made.evaluations, *checkpoints]
         write_lines(
             made.directory / "events.jsonl", sorted(everything, key=lambda row: row["time"])

@@ -194,6 +194,7 @@ def test_light_events_and_strange_values_do_not_break_the_page(make_run) -> None
         for row in (
             {"kind": "hang", "time": made.steps[5]["time"], "names": ["w<0>"]},
             {"kind": "coordinator_restarted", "step": 12},
+            {"kind": "fleet_lost", "step": 14},
             {"kind": "resume"},
             {"kind": "kill", "names": None, "lr": "nan", "workers_before": 2},
             {"kind": "evaluate", "scores": None},

@@ -11,17 +11,18 @@ import typer
 
 def report(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run directory, as `shoal run` writes it.")
+        Path, typer.Argument(metavar="RUN", help="A run directory or a name under runs/.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write RUN/report.html, one self-contained page, and print its path."""
     from shoal.errors import UsageError
     from shoal.report.page import write
-    from shoal.report.run import load_run
+    from shoal.report.run import find_run, load_run
     from shoal.report.wording import headline
 
     try:
+        run = find_run(run)
         loaded = load_run(run)
         path = write(run, loaded)
     except UsageError as error:

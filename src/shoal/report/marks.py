@@ -37,6 +37,7 @@ MARKS: Mapping[str, Mark] = {
     "leave": Mark(label="leave", colour="#0069b4", marker="v", line=(0, (5, 2))),
     "kill": Mark(label="kill", colour="#c8281e", marker="X", line=(0, (1, 1))),
     "hang": Mark(label="hang", colour=MUTED, marker="s", line=(0, (1, 3))),
+    "fleet_lost": Mark(label="fleet lost", colour=MUTED, marker="P", line=(0, (1, 3))),
     "coordinator_restarted": Mark(
         label="coordinator restarted", colour=MUTED, marker="D", line=(0, (1, 3))
     ),

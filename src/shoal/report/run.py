@@ -28,7 +28,7 @@ from shoal.report.columns import (
 )
 
 MEMBERSHIP = ("join", "leave", "kill")
-LIGHT = ("hang", "coordinator_restarted", "resume", "checkpoint")
+LIGHT = ("hang", "fleet_lost", "coordinator_restarted", "resume", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,12 @@ class Run:
         return max(known) if known else math.nan
 
 
+def find_run(run: Path) -> Path:
+    """``run`` itself, or the run of that name under ``runs/`` if only that is a directory."""
+    named = Path("runs") / run
+    return named if not run.is_dir() and named.is_dir() else run
+
+
 def is_run_directory(directory: Path) -> bool:
     """Whether ``directory`` holds at least one of the files a supervisor or worker writes."""
     names = ("events.jsonl", "run.json", "summary.json", "metrics")
@@ -116,7 +122,7 @@ def load_run(directory: Path) -> Run:
     rows: list[Row] = []
     for path in sorted((directory / "metrics").glob("*.jsonl")):
         rows += [{"worker": path.stem, **row} for row in _read_journal(path, notes)]
-    chain, lineage = _committed(rows)
+    chain, lineage = _committed(rows, events)
     if not summary:
         notes.append(_unfinished(directory))
     start = _start(events, chain)
@@ -168,12 +174,15 @@ def _read_journal(path: Path, notes: list[str]) -> list[Row]:
     return [row for row in cast("list[object]", read(path)) if isinstance(row, dict)]
 
 
-def _committed(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+def _committed(rows: Sequence[Row], events: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """The committed steps, one row each and oldest first; and the rows of all workers for them."""
     from shoal.fleet.supervisor.lineage import committed
+    from shoal.fleet.supervisor.summary import NEW_STARTS
 
     whole = [row for row in rows if "row" in row and math.isfinite(number(row.get("commits")))]
-    chain = list(committed(whole))
+    begun = [number(row.get("time")) for row in events if row.get("kind") in NEW_STARTS]
+    since = max((time for time in begun if math.isfinite(time)), default=0.0)
+    chain = committed(whole, since)
     ids = {row["row"] for row in chain}
     return chain, [row for row in whole if row["row"] in ids]
 
