@@ -53,6 +53,9 @@ def draw_tier1(responses: Responses, path: Path) -> None:
             losses = responses[change, name].losses[:SHOWN_STEPS]
             axes.plot(losses, color=COLOURS.get(name, GREY), linewidth=1.8, label=name)
         axes.set_yscale("log")
+        axes.set_yticks([0.3, 0.5, 1, 2, 5, 10], minor=False)
+        axes.set_yticks([], minor=True)
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.axhline(1, color=GREY, linewidth=0.8, zorder=0)
         axes.set_title(f"{change[0]} to {change[1]} workers", loc="left")
         axes.set_xlabel("steps since the change")

@@ -29,8 +29,8 @@ CHOICES = (
     "rate with a small batch does harm: see 16 -> 1 in the table of tier 1.",
     "Starting a ramp from any multiplier, and anchoring it anew at a change in mid-ramp, are ours "
     "too.",
-    "The notes do not fix the split of the digits, the start of the weights or the border of a "
-    "shifted image. Here: a stratified split with one seed, N(0, 2 / fan-in) and zeros. The short "
+    "The pilot's split of the digits, start of the weights and border of a shifted image are not "
+    "on record. Here: a stratified split with one seed, N(0, 2 / fan-in) and zeros. The short "
     "static runs keep the 2 warm-up epochs of the main setting.",
 )
 
