@@ -1,29 +1,26 @@
-"""The supervisor's loop: one thread that starts, watches, replaces and ends the processes of a run."""
+"""The supervisor's loop: one thread that starts, watches, replaces and ends a run's processes."""
 
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import signal
 import sys
 import time
 from typing import TextIO
 
-from shoal.errors import ShoalError
-from shoal.fleet.supervisor import rundir, script
-from shoal.fleet.supervisor.control import ControlServer, Verbs
-from shoal.fleet.supervisor.coordinator import Coordinator, check_port
+from shoal.fleet.supervisor import script
+from shoal.fleet.supervisor.control import Verbs
 from shoal.fleet.supervisor.endings import FAILURE, RESUMABLE, SUCCESS, USER_ERROR, Ending, classify
 from shoal.fleet.supervisor.environment import worker_environment
 from shoal.fleet.supervisor.notice import NoticeFile
 from shoal.fleet.supervisor.outputs import Outputs
-from shoal.fleet.supervisor.processes import Nursery, Process, last_line, last_traceback
+from shoal.fleet.supervisor.premises import Premises
+from shoal.fleet.supervisor.processes import Process, last_line, last_traceback
 from shoal.fleet.supervisor.replacements import Replacements
 from shoal.fleet.supervisor.roster import Member, Roster, number
 from shoal.fleet.supervisor.screen import Progress
 from shoal.fleet.supervisor.scripted import ScriptPlayer
-from shoal.fleet.supervisor.settings import Settings, bracketed
+from shoal.fleet.supervisor.settings import Settings
 from shoal.fleet.supervisor.signals import Signals
 from shoal.fleet.supervisor.watchdog import LENIENCY, Watchdog
 
@@ -40,19 +37,14 @@ class Supervisor:
         stream: where lines or the live table go.
 
     Raises:
-        UsageError: a port in use, another supervisor in the directory, a directory that does not fit;
-            nothing was written then.
+        UsageError: a port in use, another supervisor in the directory, a directory that does not
+            fit; nothing was written then.
     """
 
     def __init__(self, settings: Settings, stream: TextIO) -> None:
         self.settings = settings
         script.check(settings.events, settings.start, settings.minimum, settings.maximum)
-        run_dir = settings.run_dir
-        lock = rundir.RunLock(run_dir) if run_dir.exists() else None
-        names_used = rundir.check_fresh(run_dir, settings.resume)
-        check_port(settings.bind, settings.coordinator_port)
         self._signals = Signals()
-        self._token = secrets.token_urlsafe(24)
         self.roster = Roster(
             start=settings.start,
             minimum=settings.minimum,
@@ -61,23 +53,16 @@ class Supervisor:
             patience_seconds=settings.patience_seconds,
             wake=self._signals.wake,
         )
-        self.roster.reserve_names(names_used)
-        verbs = Verbs(self.roster, self._status, self._joined)
-        self._control = ControlServer(settings.bind, settings.port, self._token, verbs)
-        is_new_dir = lock is None
-        self._lock = lock or rundir.RunLock(run_dir)
-        self._nursery = Nursery(settings.python)
-        log = run_dir / "logs" / "coordinator.log"
         try:
-            self._coordinator = Coordinator(settings, self._nursery, log)
-        except ShoalError:
-            self._nursery.close()
-            self._control.close()
-            if is_new_dir:
-                shutil.rmtree(run_dir, ignore_errors=True)
+            verbs = Verbs(self.roster, self._status, self._joined)
+            self._premises = Premises(settings, verbs)
+        except BaseException:
+            self._signals.close()
             raise
+        self._nursery, self._coordinator = self._premises.nursery, self._premises.coordinator
+        self.roster.reserve_names(self._premises.names_used)
         self.roster.coordinator = self._coordinator.address
-        self._out = Outputs(settings, stream, is_new_dir=is_new_dir)
+        self._out = Outputs(settings, stream, is_new_dir=self._premises.is_new_dir)
         self._processes: dict[str, Process] = {}
         self._watchdog = Watchdog(settings.hang_seconds, LENIENCY * settings.hang_seconds)
         self._replacements = Replacements(settings.max_restarts, settings.restart_window_seconds)
@@ -100,9 +85,6 @@ class Supervisor:
         """Run to the end and return the exit status; files are complete then."""
         settings = self.settings
         try:
-            rundir.write_control(
-                settings.run_dir, settings.reachable, self._control.port, self._token
-            )
             self._out.record(
                 "start",
                 train_script=str(settings.train_script),
@@ -139,9 +121,7 @@ class Supervisor:
 
     def _tear_down(self) -> None:
         self._out.close_screen()
-        rundir.remove_control(self.settings.run_dir)
-        self._nursery.close()
-        self._control.close()
+        self._premises.end_processes()
         self._signals.close()
 
     def _finish(self) -> int:
@@ -152,7 +132,7 @@ class Supervisor:
         else:
             totals = [number(m.row, "total_samples", 0) for m in self.roster.members()]
             self._out.finish(code, int(max(totals, default=0)) or None)
-        self._lock.release()
+        self._premises.release()
         if self._message:
             print(self._message, file=sys.stderr, flush=True)
         return code
@@ -326,11 +306,12 @@ class Supervisor:
 
     def _start_worker(self) -> None:
         member = self.roster.add()
-        control = f"{bracketed(self.settings.reachable)}:{self._control.port}"
         process = self._nursery.start(
             "worker_main.py",
             [str(self.settings.train_script), *self.settings.arguments],
-            worker_environment(self.settings, member.name, control, self._token),
+            worker_environment(
+                self.settings, member.name, self._premises.address, self._premises.token
+            ),
             self._out.log(member.name),
         )
         member.pid = process.pid

@@ -14,6 +14,8 @@ from shoal.fleet.supervisor.screen import View, event_line, open_screen
 from shoal.fleet.supervisor.settings import Settings
 from shoal.ledger.journal import Journal
 
+SILENT_KINDS = ("describe",)  # long, and many: one for each change of the membership
+
 
 class Outputs:
     """The only writer of ``events.jsonl``, ``run.json``, ``summary.json`` and ``report.html``.
@@ -42,7 +44,8 @@ class Outputs:
         """Write an event row and show its line."""
         row = {"kind": kind, "time": time.time(), **fields}
         self._journal.append(row)
-        self._screen.line(event_line(row))
+        if kind not in SILENT_KINDS:
+            self._screen.line(event_line(row))
 
     def show(self, view: View, leading: str | None) -> None:
         """Show the present state, and what the leading worker printed."""
@@ -81,7 +84,10 @@ class Outputs:
         if self._is_new_dir:
             shutil.rmtree(self._run_dir, ignore_errors=True)
             return
-        os.truncate(self._journal.path, self._journal_start)
+        if self._journal_start == 0:
+            self._journal.path.unlink()
+        else:
+            os.truncate(self._journal.path, self._journal_start)
         for log in self._logs.values():
             log.unlink(missing_ok=True)
 

@@ -220,8 +220,8 @@ def event_line(row: Row) -> str:
     if kind in ("join", "leave", "kill"):
         return _membership_line(kind, row)
     hidden = ("kind", "time", "config", "survivor")
-    rest = [f"{k} {_short(v)}" for k, v in row.items() if k not in hidden and v is not None]
-    return f"[{kind}] " + " · ".join(rest)
+    shown = {k: v for k, v in row.items() if k not in hidden and v is not None and v != []}
+    return " ".join([f"[{kind}]", " · ".join(f"{k} {_short(v)}" for k, v in shown.items())]).strip()
 
 
 def _membership_line(kind: str, row: Row) -> str:
