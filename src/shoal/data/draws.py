@@ -254,6 +254,13 @@ class _Background:
     def _next_answer(self) -> tuple[Span, object]:
         assert self._answers is not None
         try:
+            for child in self._children:
+                if not child.is_alive():
+                    raise RuntimeError(
+                        f"loader process (pid {child.pid}) ended with {child.exitcode}; a negative "
+                        "number is a signal, -9 most often for want of memory. Fewer num_workers or "
+                        "a smaller prefetch take less"
+                    )
             return next(self._answers)
         except BaseException:
             # A loader process is gone, or Ctrl-C came between: what is under way is unknown, so the
