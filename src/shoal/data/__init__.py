@@ -4,7 +4,7 @@ from .cursor import epoch_end, epoch_of, offset_of, step_span, steps_left
 from .digits import Digits, load_digits
 from .draws import Draws
 from .fashion_mnist import FashionMnist, fetch_fashion_mnist, load_fashion_mnist
-from .image_task import ImageTask, image_task
+from .image_tasks import ImageTask, image_task
 from .order import Order, order
 from .randomness import sample_generator, sample_seed
 from .shares import MicroBatch, share, shares

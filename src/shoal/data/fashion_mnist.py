@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
@@ -183,7 +184,7 @@ def fetch_fashion_mnist(
                 for path in find_fashion_mnist(unpacked).values():
                     os.replace(path, folder / path.name)
             return folder
-        except (OSError, ShoalError, subprocess.SubprocessError) as error:
+        except (OSError, HTTPException, ShoalError, subprocess.SubprocessError) as error:
             reasons.append(f"{name}: {_one_line(error)}")
     raise DataMissing("Fashion-MNIST could not be fetched. " + "; ".join(reasons))
 
