@@ -10,8 +10,10 @@ from shoal.errors import UsageError
 from shoal.fleet.findings import Check, worst
 from shoal.fleet.machine import Machine, look
 from shoal.fleet.machine_checks import directory_checks, machine_checks
-from shoal.fleet.outlook import Config, Outlook, outlook
+from shoal.fleet.outlook import Outlook, outlook
+from shoal.fleet.run_config import Config, configuration
 from shoal.fleet.training_checks import config_checks
+from shoal.ledger import journal
 
 __all__ = ["Check", "Machine", "Outlook", "examine", "outlook", "read_run", "worst"]
 
@@ -40,7 +42,7 @@ def examine(run: Path | None = None, *, machine: Machine | None = None) -> list[
 
 
 def read_run(run: Path) -> tuple[Config, Config]:
-    """``run.json`` and ``control.json`` of a run directory; empty where one is not there.
+    """Configuration and control endpoint of a run directory; empty where one is not there.
 
     Raises:
         UsageError: not a run directory, or a file that is no JSON object.
@@ -51,7 +53,10 @@ def read_run(run: Path) -> tuple[Config, Config]:
         raise UsageError(
             f"RUN = {str(run)!r}: {what}; a run directory is what `shoal run` writes; give its path"
         )
-    return _read_object(run / "run.json"), _read_object(run / "control.json")
+    events = run / "events.jsonl"
+    rows = journal.read(events) if events.exists() else []
+    config = configuration(_read_object(run / "run.json"), rows)
+    return config, _read_object(run / "control.json")
 
 
 def _read_object(path: Path) -> Config:

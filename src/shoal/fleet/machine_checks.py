@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.fleet.findings import Check, ok, trap, warn
 from shoal.fleet.machine import Machine
-from shoal.fleet.outlook import Config, part
+from shoal.fleet.run_config import Config, part
 
 TORCHFT_SERIES = "0.2"
 KEPT_CHECKPOINTS = 4

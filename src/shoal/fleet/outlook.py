@@ -10,9 +10,8 @@ from typing import Any, cast
 
 from shoal.errors import UsageError
 from shoal.fleet.batch_policy import BatchPolicy, Capped, Constant, Proportional
+from shoal.fleet.run_config import Config, part, whole
 from shoal.scaling import RULES, At, by_name
-
-Config = Mapping[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,24 +126,3 @@ def policy_of(config: Config) -> BatchPolicy:
         f"run.json, batch_policy = {dict(policy)}; known are proportional, constant and capped, the "
         "latter two with samples; was this run made by another version of shoal?"
     )
-
-
-def part(config: Config, key: str) -> Config:
-    """An object inside the configuration; empty where it is missing."""
-    value = config.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def whole(config: Config, key: str, *, least: int = 1) -> int:
-    """A whole number of the configuration.
-
-    Raises:
-        UsageError: it is missing, no whole number, or below ``least``.
-    """
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(
-            f"run.json, {key} = {value!r}; it is a whole number of at least {least}; was this run "
-            "made by another version of shoal?"
-        )
-    return value

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from shoal.errors import UsageError
 from shoal.fleet.findings import Check, ok, trap, warn
 from shoal.fleet.machine import Machine
-from shoal.fleet.outlook import Config, outlook, part, policy_of, rule_of, whole
+from shoal.fleet.outlook import outlook, policy_of, rule_of
+from shoal.fleet.run_config import Config, part, whole
 
 LEAST_NORM_SAMPLES = 8
 

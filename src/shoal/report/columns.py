@@ -124,7 +124,13 @@ def place_events(events: Sequence[Row], steps: Steps, start: float) -> list[Row]
             elif not math.isnan(seconds):
                 at = float(np.interp(seconds, steps.seconds, steps.samples))
         placed.append({**row, "at": at, "seconds": seconds})
-    return placed
+    # Workers and supervisor write at their own pace; a row without a time stays where it was.
+    latest, keyed = -math.inf, []
+    for row in placed:
+        seconds = number(row["seconds"])
+        keyed.append((latest if math.isnan(seconds) else seconds, row))
+        latest = keyed[-1][0]
+    return [row for _, row in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def workers_of(
@@ -140,6 +146,8 @@ def workers_of(
     own: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: number(row.get("commits"))):
         own.setdefault(str(row["worker"]), []).append(row)
+    if len(own) == 1 and any(number(row.get("workers")) > 1 for row in next(iter(own.values()))):
+        micro_batch = None  # one process that played several ranks (the virtual world)
     came, went = _movements(events)
     return tuple(
         Worker(

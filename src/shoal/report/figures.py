@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.report.marks import FAINT, GRID, INK, MUTED, NARROW_BELOW, event_legend, mark_events
+from shoal.report.marks import (
+    FAINT,
+    GRID,
+    INK,
+    MUTED,
+    NARROW_BELOW,
+    event_legend,
+    legend_inches,
+    mark_events,
+)
 from shoal.report.panels import PANELS, Panel, say
 from shoal.report.run import Run
 from shoal.report.series import sample_range
@@ -35,7 +44,7 @@ def overview(run: Run, *, width: float = 9.2) -> Figure:
         A new figure. Each panel's axes carry the group id ``panel-NAME`` (NAME of :data:`PANELS`).
     """
     heights = [panel.height for panel in PANELS]
-    gap, top, bottom = 0.42, 0.6 if width >= NARROW_BELOW else 0.72, 0.66
+    gap, top, bottom = 0.42, legend_inches(run, width) + 0.4, 0.66
     total = sum(heights) + gap * (len(heights) - 1) + top + bottom
     figure = _figure(width, total)
     axes: list[Axes] = []
@@ -70,7 +79,7 @@ def panel(run: Run, name: str, *, width: float = 9.2) -> Figure:
         )
     chosen = known[name]
     height = chosen.height * 1.6
-    total = height + 0.6 + 0.66
+    total = height + legend_inches(run, width) + 0.4 + 0.66
     figure = _figure(width, total)
     place = _axes(figure, width, total, 0.66, height, [])
     _fill(place, chosen, run)

@@ -82,16 +82,24 @@ def mark_events(axes: Axes, run: Run) -> None:
             markeredgewidth=0.8 if light else 0.7,
             linestyle="",
             clip_on=False,
-            zorder=4,
+            zorder=4 if light else 4.1,
             gid=f"{gid}-marker",
         )
+
+
+def legend_inches(run: Run, width: float) -> float:
+    """The height that :func:`event_legend` takes, in inches."""
+    if width >= NARROW_BELOW:
+        return 0.2
+    light = {str(row["kind"]) for row in run.events} & set(LIGHT)
+    return 0.2 + 0.17 * math.ceil(len(light) / 3)
 
 
 def event_legend(figure: Figure, run: Run, *, left: float) -> None:
     """What the markers mean: the three changes of membership always, others when they occur.
 
     Args:
-        figure: drawn into at its top edge; a narrow one gets the lighter events on a second row.
+        figure: drawn into at its top edge; a narrow one gets the lighter events on rows of their own.
         run: decides which of the lighter events are listed.
         left: where the row begins, in inches.
     """
@@ -102,8 +110,9 @@ def event_legend(figure: Figure, run: Run, *, left: float) -> None:
         _legend_row(figure, [*MEMBERSHIP, *light], (left / width, 1.0), 9.0)
         return
     _legend_row(figure, [*MEMBERSHIP], (left / width, 1.0), 9.0)
-    if light:
-        _legend_row(figure, light, (left / width, 1.0 - 0.21 / height), 7.5)
+    for row, first in enumerate(range(0, len(light), 3)):
+        top = 1.0 - (0.21 + 0.17 * row) / height
+        _legend_row(figure, light[first : first + 3], (left / width, top), 7.5)
 
 
 def _legend_row(figure: Figure, kinds: Sequence[str], at: tuple[float, float], size: float) -> None:

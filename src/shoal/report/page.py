@@ -75,7 +75,8 @@ def render(run: Run) -> str:
         name=run.name,
         lead=lead,
         rest=rest,
-        finished=bool(run.summary),
+        standing=_standing(run),
+        dataset=str(run.summary.get("dataset") or ""),
         began=_began(run),
         notes=run.notes,
         wide=svg(overview(run, width=WIDE), "wide", titles, headline(run)),
@@ -168,6 +169,16 @@ def _data_uri(text: str) -> str:
     return "data:text/csv;base64," + base64.b64encode(text.encode()).decode()
 
 
+def _standing(run: Run) -> str:
+    """How the run ended, in a word or two."""
+    if not run.finished:
+        return "not finished"
+    if run.summary.get("resumable"):
+        return "stopped in order, can be resumed"
+    code = run.summary.get("exit_code")
+    return f"failed with exit code {code}" if code else "finished"
+
+
 def _began(run: Run) -> str:
     """Local date and time of the run's first event, empty when nothing tells."""
     times = [number(row.get("time")) for row in (*run.events, *run.evaluations)]
@@ -177,7 +188,7 @@ def _began(run: Run) -> str:
 
 def _event(row: Row) -> dict[str, str]:
     """One row of the table of events, as texts."""
-    names = row.get("names")
+    names = row.get("names") or row.get("worker")
     who = ", ".join(map(str, names)) if isinstance(names, (list, tuple)) else str(names or "")
     before, after = number(row.get("workers_before")), number(row.get("workers_after"))
     lr, target = number(row.get("lr")), number(row.get("lr_target"))
@@ -223,9 +234,10 @@ def _comparison(summary: Row) -> list[tuple[str, str]]:
 
 
 def _accounts(run: Run) -> list[tuple[str, str]]:
-    """Samples expected, used, repeated and missed."""
+    """Samples expected, used, repeated and missed, and restarts that no survivor should have."""
     rows = [("expected", number(run.summary.get("samples_expected")))]
     rows += [(key, float(run.counts[key])) for key in ("used", "repeated", "missed") if run.counts]
+    rows += [("restarts of survivors", number(run.summary.get("restarts_of_survivors")))]
     return [(name, count(value)) for name, value in rows if math.isfinite(value)]
 
 
@@ -238,7 +250,7 @@ def _workers(run: Run) -> list[dict[str, object]]:
             "steps": count(worker.steps),
             "samples": "–" if worker.samples is None else count(worker.samples),
             "came": worker.came,
-            "went": worker.went if run.summary or "at step" in worker.went else "present at last",
+            "went": worker.went if run.finished or "at step" in worker.went else "present at last",
             "spells": [
                 (
                     round(100 * (spell.first_samples - low) / (high - low), 2),

@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.fleet.run_config import configuration
 from shoal.report.columns import (
     Row,
     Steps,
@@ -37,8 +38,9 @@ class Run:
 
     Args:
         directory: where it was read from.
-        config: ``run.json``, empty if there is none.
+        config: what the workers described (``run.json``), empty if nothing is known.
         summary: ``summary.json``, empty if there is none.
+        finished: whether the run has ended in order.
         steps: the committed steps, in order.
         events: membership changes and the lighter events, in order, each with ``at`` (samples) and
             ``seconds`` (since the start of the run) added.
@@ -51,6 +53,7 @@ class Run:
     directory: Path
     config: Row
     summary: Row
+    finished: bool
     steps: Steps
     events: tuple[Row, ...]
     evaluations: tuple[Row, ...]
@@ -119,11 +122,13 @@ def load_run(directory: Path) -> Run:
     config = _read_object(directory / "run.json", notes)
     summary = _read_object(directory / "summary.json", notes)
     events = _read_journal(directory / "events.jsonl", notes)
+    config = configuration(config, events)
     rows: list[Row] = []
     for path in sorted((directory / "metrics").glob("*.jsonl")):
         rows += [{"worker": path.stem, **row} for row in _read_journal(path, notes)]
     chain, lineage = _committed(rows, events)
-    if not summary:
+    finished = bool(summary) or _has_finished(events)
+    if not finished:
         notes.append(_unfinished(directory))
     start = _start(events, chain)
     steps = columns_of(chain, start)
@@ -133,6 +138,7 @@ def load_run(directory: Path) -> Run:
         directory=directory,
         config=config,
         summary=summary,
+        finished=finished,
         steps=steps,
         events=tuple(row for row in marked if row.get("kind") in (*MEMBERSHIP, *LIGHT)),
         evaluations=tuple(row for row in marked if row.get("kind") == "evaluate"),
@@ -190,6 +196,12 @@ def _committed(rows: Sequence[Row], events: Sequence[Row]) -> tuple[list[Row], l
 def _micro_batch(config: Row) -> int | None:
     value = config.get("micro_batch")
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _has_finished(events: Sequence[Row]) -> bool:
+    """Whether the workers said that they were done, and nothing was started after that."""
+    kinds = [row.get("kind") for row in events]
+    return "finish" in kinds and "start" not in kinds[kinds.index("finish") :]
 
 
 def _unfinished(directory: Path) -> str:

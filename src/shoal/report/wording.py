@@ -121,7 +121,7 @@ def _trained(run: Run) -> str:
     low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
     who = f" on {low} to {high} workers" if low != high else f" on {high} workers"
     who = {0: "", 1: " on one worker"}.get(high, who)
-    verb = "Trained" if run.summary else "Trained so far:"
+    verb = "Trained" if run.finished else "Trained so far:"
     return f"{verb} {many} samples{who} in {duration(run.seconds)}"
 
 
