@@ -121,7 +121,7 @@ def _task(
     mean, deviation = values.mean(), values.std(correction=0)
 
     def normalised(part: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return ((part[0].to(torch.float32) - mean) / deviation).unsqueeze(1), part[1]
+        return part[0].to(torch.float32).sub_(mean).div_(deviation).unsqueeze(1), part[1]
 
     return ImageTask(
         name=name,

@@ -65,7 +65,7 @@ class Order:
         >>> order = Order(n=10, seed=0, epoch=0)
         >>> sorted(order.take(0, 10).tolist())
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-        >>> order[3] == order.take(2, 5)[1]
+        >>> order[3] == int(order.take(2, 5)[1])
         True
     """
 
