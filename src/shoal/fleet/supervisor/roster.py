@@ -153,15 +153,17 @@ class Roster:
             if member is None or not member.alive:
                 return None
             member.ended, member.code = self._clock(), code
-            if not any(m.alive for m in self._members.values()):
-                # Everybody is gone: whoever is started next begins together, from a checkpoint.
+            alive = [m for m in self._members.values() if m.alive]
+            trained = any(m.commits > 0 and m.killed is None for m in alive)
+            if code != 0 and not trained and (member.commits > 0 or not alive):
+                # The state is gone: the blank workers begin together, from a checkpoint.
                 self._gather, self._gather_from = max(1, self.wanted_local), self._clock()
-                self._lost = self.ever_committed
+                self._lost = member.commits > 0
             self._touch()
             return member
 
     def lost_everybody(self) -> bool:
-        """Whether the last worker of a fleet that had trained ended since the last call."""
+        """Whether the last worker that had trained ended, other than well, since the last call."""
         with self._changed:
             lost, self._lost = self._lost, False
             return lost

@@ -11,6 +11,8 @@ from shoal.errors import UsageError
 from shoal.fleet.supervisor.roster import NO_LIMIT
 from shoal.fleet.supervisor.script import Event
 
+LEAST_HANG_SECONDS = 2.0
+
 
 def parse_workers(text: str) -> tuple[int, int, int]:
     """``--workers`` as (number to start with, minimum, maximum).
@@ -112,6 +114,11 @@ class Settings:
             value = getattr(self, f"{name}_seconds")
             if not value > 0:
                 raise UsageError(f"{name}_seconds = {value}; it is a time above 0")
+        if self.hang_seconds < LEAST_HANG_SECONDS:
+            raise UsageError(
+                f"--hang-seconds {self.hang_seconds:g}; workers are heard of every half second, so less "
+                f"than {LEAST_HANG_SECONDS:g} would kill healthy ones; give more"
+            )
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts {self.max_restarts}; it is 0 (never replace) or more")
 

@@ -24,7 +24,7 @@ from shoal.errors import ResumableStop, UsageError
 from shoal.world.elastic.endpoint import ControlClient, Refused, versions
 
 REPORT_SECONDS = 0.25  # a changed report is posted at most this often
-HEARTBEAT_SECONDS = 1.0  # an unchanged one is repeated this often, with the age of its phase
+HEARTBEAT_SECONDS = 0.5  # an unchanged one is repeated this often, with the age of its phase
 WATCH_SECONDS = 10.0  # how long one long poll may take
 CLOSE_SECONDS = 5.0  # how long close() tries to deliver what is queued
 EVENTS_PER_POST = 64
