@@ -150,13 +150,13 @@ def _step_of(path: Path) -> int:
 
 
 def _save(tree: Mapping[str, Any], part: Path) -> None:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     tensors: dict[str, Tensor] = {}
     plain = _split(tree, "", tensors)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(dict(tensors), checkpoint_id=str(part), no_dist=True)
+        save(dict(tensors), checkpoint_id=str(part), no_dist=True)
     (part / "state.json").write_text(json.dumps({"tree": plain}, allow_nan=True))
     sums = {}
     for path in sorted(part.iterdir()):
@@ -167,7 +167,7 @@ def _save(tree: Mapping[str, Any], part: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     manifest = json.loads((path / "manifest.json").read_text())
     for name, facts in manifest["files"].items():
@@ -181,7 +181,7 @@ def _read(path: Path) -> dict[str, Any]:
     _allocate(plain, tensors)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(tensors, checkpoint_id=str(path), no_dist=True)
+        load(tensors, checkpoint_id=str(path), no_dist=True)
     return _join(plain, tensors)
 
 

@@ -10,6 +10,7 @@ result the same bits for any number of workers.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,15 +19,97 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
+from shoal.data.draws import Draws
 from shoal.errors import ExchangeFailed, UsageError
+from shoal.fleet.arguments import check_chunk
 from shoal.fleet.gather import gather
+from shoal.fleet.loop import Loop
+from shoal.fleet.movement import to_device
 from shoal.fleet.state import Evaluation, Progress
+from shoal.world.alone import AloneWorld
 from shoal.world.contract import Membership, World
+
+
+class Missed(Exception):
+    """The fleet has finished this evaluation without this worker, and the result is gone."""
+
+
+def over_dataset(
+    loop: Loop,
+    model: nn.Module,
+    dataset: Any,
+    *,
+    local_batch: int,
+    collate: Callable[[list[Any]], Any] | None,
+    compute: Callable[[Any, int], bytes],
+    fold: Callable[[list[bytes]], Any],
+    missed: Callable[[bytes], Any],
+) -> Any:
+    """One evaluation of the whole fleet over ``dataset``, or of this worker alone once it has left.
+
+    Args:
+        compute: the payload of one batch of so many samples.
+        fold: the result from all payloads, in order.
+        missed: the result from one payload where the fleet has evaluated without this worker.
+
+    Raises:
+        UsageError: called inside the loop over the batches, or a bad ``local_batch``.
+    """
+    if loop.in_step:
+        raise UsageError(
+            "evaluate and predict come after the loop over fleet.batches(...), not inside it: a worker "
+            "without samples in this step would not take part; evaluate between epochs"
+        )
+    chunk = check_chunk(local_batch)
+    world: World = loop.world
+    if loop.out and not isinstance(world, AloneWorld):
+        world = AloneWorld(started=True)
+        world.attach(loop.replica)
+    try:
+        draws = Draws(dataset, seed=0, shuffled=False, collate=collate)
+    except TypeError as error:
+        raise UsageError(str(error)) from error
+
+    def start() -> Membership:
+        own = world is loop.world
+        membership = loop.begin("evaluate") if own else world.start_step(shrink_only=True)
+        loop.tell("evaluate", None)
+        loop.failing(True)
+        return membership
+
+    def payload(begin: int, stop: int) -> bytes:
+        return compute(to_device(draws.fetch(begin, stop), loop.device), stop - begin)
+
+    with evaluating(model):
+        try:
+            result = run_rounds(
+                start=start,
+                skip=lambda: loop.replica.expected == "train",
+                world=world,
+                progress=loop.replica.progress,
+                evaluation=loop.replica.evaluation,
+                samples=draws.n,
+                chunk=chunk,
+                compute=payload,
+                fold=fold,
+                device=loop.device,
+            )
+        except Missed:
+            print(
+                "shoal: the fleet has gone on training without this worker's evaluation; "
+                "its result is not known here",
+                file=sys.stderr,
+                flush=True,
+            )
+            result = missed(payload(0, 1))
+    loop.failing(False)
+    return result
 
 
 def run_rounds(
     *,
     start: Callable[[], Membership],
+    skip: Callable[[], bool],
     world: World,
     progress: Progress,
     evaluation: Evaluation,
@@ -40,17 +123,26 @@ def run_rounds(
 
     Args:
         start: brings the membership for the next round (nobody new is let in).
+        skip: whether this worker has learned in ``start`` that the others are training.
         samples: number of samples, >= 1; ``chunk``: samples per chunk, >= 1.
         compute: the payload of the samples [start, stop).
         fold: makes the result from the payloads of all chunks, in order.
+
+    Raises:
+        Missed: the others have finished it and gone on.
     """
     mine = None
     while True:
         membership = start()
         if mine is None:
             mine = evaluation.calls
-        if evaluation.calls > mine:
+            if not skip():
+                # What an evaluation that was broken off has left behind belongs to no result.
+                evaluation.cursor, evaluation.parts = 0, []
+        if evaluation.calls == mine + 1 and evaluation.finished:
             return fold(evaluation.finished)
+        if evaluation.calls > mine or skip():
+            raise Missed
         spans = []
         for rank in range(membership.workers):
             begin = min(samples, evaluation.cursor + rank * chunk)
@@ -106,6 +198,23 @@ def fold_metrics(parts: list[bytes]) -> dict[str, float]:
     return {
         name: total / count if count else float("nan") for name, (total, count) in totals.items()
     }
+
+
+def unknown_metrics(payload: bytes) -> dict[str, float]:
+    """The names of the metrics in ``payload``, each not a number."""
+    return {name: float("nan") for name in json.loads(payload)}
+
+
+def unknown_predictions(payload: bytes) -> Any:
+    """Predictions cannot be left open.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "predict = called by a worker that joined while the others were training; they would wait for "
+        "it; call fleet.predict after an epoch, not before the first one"
+    )
 
 
 def prediction_payload(predicted: Any, samples: int) -> bytes:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.fleet.reducer import Reducer
+
 HI_BITS = 20
 LO_BITS = 72
 LARGEST = float(2**40)
@@ -51,3 +53,50 @@ class ExactSum:
         hi = self.parts[0, start:stop].to(torch.float64) * 2.0**-HI_BITS
         lo = self.parts[1, start:stop].to(torch.float64) * 2.0**-LO_BITS
         out.copy_(hi + lo)
+
+
+class ExactGradients:
+    """The order-free sum of a step's gradients and movements of running statistics.
+
+    Args:
+        reducer: owns the gradients; they pass through it micro-batch by micro-batch.
+        norm_size: entries of the running statistics, behind the gradients.
+    """
+
+    def __init__(self, reducer: Reducer, norm_size: int) -> None:
+        self._reducer = reducer
+        self._norm_start = sum(bucket.size for bucket in reducer.buckets)
+        self._sum = ExactSum(self._norm_start + norm_size, reducer.device)
+
+    @property
+    def parts(self) -> Tensor:
+        """What is to be reduced."""
+        return self._sum.parts
+
+    def zero(self) -> None:
+        """Start a step."""
+        self._sum.zero()
+
+    def take(self, moved: Tensor | None) -> bool:
+        """Move one micro-batch's gradients out of the buckets into the sum; False if one does not fit."""
+        start, fits = 0, True
+        for bucket in self._reducer.buckets:
+            part = bucket.flat[: bucket.size]
+            fits &= self._sum.add(start, part)
+            start += bucket.size
+            part.zero_()
+        if moved is not None:
+            fits &= self._sum.add(start, moved)
+        return fits
+
+    def give_back(self) -> None:
+        """Write the fleet's sum of gradients into the buckets."""
+        start = 0
+        for bucket in self._reducer.buckets:
+            self._sum.read(start, bucket.flat[: bucket.size])
+            start += bucket.size
+
+    def read_moved(self, out: Tensor) -> Tensor:
+        """Write the fleet's movement of the running statistics into ``out`` and return it."""
+        self._sum.read(self._norm_start, out)
+        return out

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import atexit
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,34 +12,34 @@ import torch
 from torch import Tensor, nn
 
 from shoal.data.draws import Draws
-from shoal.data.randomness import sample_seed
-from shoal.errors import ResumableStop, UsageError
+from shoal.errors import UsageError
+from shoal.fleet.arguments import check_loss, check_sizes
 from shoal.fleet.batch_policy import BatchPolicy
 from shoal.fleet.checkpoint import Checkpoints
 from shoal.fleet.describe import describe, learning_rate
 from shoal.fleet.evaluate import (
-    evaluating,
     fold_metrics,
     fold_predictions,
     metric_payload,
+    over_dataset,
     prediction_payload,
-    run_rounds,
+    unknown_metrics,
+    unknown_predictions,
 )
-from shoal.fleet.movement import to_device
-from shoal.fleet.plan import Batching, StepPlan, goodbye
-from shoal.fleet.record import Recorder, event_line
+from shoal.fleet.loop import Loop
+from shoal.fleet.plan import Batching
+from shoal.fleet.record import Recorder
 from shoal.fleet.replica import Replica, Stateful
 from shoal.fleet.step import Committed, Stepper
 from shoal.fleet.weights import write_weights
 from shoal.scaling.schedules import Schedule
-from shoal.world.alone import AloneWorld
-from shoal.world.contract import Membership, World
+from shoal.world.contract import World
 
 
 class Fleet:
     """Made by :func:`shoal.init`; see there for an example.
 
-    Attributes are read-only for users: ``step`` (committed optimizer steps), ``samples_seen``
+    Attributes are read-only for users: ``step_count`` (committed optimizer steps), ``samples_seen``
     (committed samples of the whole fleet), ``epoch``, ``workers``, ``rank``, ``is_primary``, ``lr``.
     """
 
@@ -66,18 +65,21 @@ class Fleet:
         self._policy = policy
         self._schedule = schedule
         self._settings = dict(settings)
-        self._device = device
-        self._membership: Membership | None = None
+        self._loop = Loop(
+            replica,
+            world,
+            recorder=recorder,
+            checkpoints=checkpoints,
+            device=device,
+            prepare=self._prepare,
+            describe=self._describe,
+            close=self.close,
+        )
         self._draws: Draws | None = None
         self._drawn: tuple[Any, ...] | None = None
         self._epochs: int | None = None
-        self._piece: tuple[int, int, bool] | None = None
-        self._stage = "idle"
-        self._out = False
         self._closed = False
-        self._last: Committed | None = None
-        self._cut: Batching | None = None
-        self._total_samples: int | None = None
+        atexit.register(self.close)
 
     # -- where the run stands -----------------------------------------------------------------
 
@@ -99,22 +101,25 @@ class Fleet:
     @property
     def workers(self) -> int:
         """Workers in the present membership."""
-        return self._membership.workers if self._membership else 1
+        membership = self._loop.membership
+        return membership.workers if membership else 1
 
     @property
     def rank(self) -> int:
         """This worker's (lowest) rank in the present membership."""
-        return self._membership.ranks[0] if self._membership else 0
+        membership = self._loop.membership
+        return membership.ranks[0] if membership else 0
 
     @property
     def is_primary(self) -> bool:
         """Whether this worker speaks for the fleet now (rank 0); exactly one worker does."""
-        return self.rank == 0 and (not self._out or self._world.survivors == 0)
+        return self._loop.is_primary
 
     @property
     def lr(self) -> float:
         """Learning rate of the first parameter group in the last committed step."""
-        return self._last.lr if self._last else self._stepper.base_lrs[0]
+        last = self._loop.last
+        return last.lr if last else self._stepper.base_lrs[0]
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -130,19 +135,7 @@ class Fleet:
         if total < 1:
             raise UsageError(f"epochs(total) = {total}; a run has at least one epoch")
         self._epochs = total
-        return self._run_epochs(total)
-
-    def _run_epochs(self, total: int) -> Iterator[int]:
-        self._begin()
-        while not self._out and self._progress.epoch < total:
-            before = self._progress.cursor
-            yield self._progress.epoch
-            if not self._out and self._progress.cursor == before and self._progress.epoch < total:
-                raise UsageError(
-                    "fleet.epochs: the loop's body drew no batches; iterate over fleet.batches(...) in it"
-                )
-        if not self._out:
-            self._finish()
+        return self._loop.run_epochs(total)
 
     def batches(
         self,
@@ -171,29 +164,12 @@ class Fleet:
         Raises:
             UsageError: an empty data set, one of another length than the run's, sizes below 1.
         """
-        if "batch_size" in unknown:
-            raise UsageError(
-                f"batch_size = {unknown['batch_size']}; shoal tells apart local_batch (samples per worker "
-                "and step), micro_batch (per forward pass) and the global batch; pass local_batch="
-            )
-        if unknown:
-            raise UsageError(
-                f"batches({', '.join(unknown)}): no such argument; see help(shoal.Fleet.batches)"
-            )
-        if local_batch is None or local_batch < 1:
-            raise UsageError(
-                f"local_batch = {local_batch}; each worker needs at least 1 sample a step; pass local_batch="
-            )
-        micro = local_batch if micro_batch is None else micro_batch
-        if not 1 <= micro <= local_batch:
-            raise UsageError(
-                f"micro_batch = {micro}; it lies between 1 and local_batch = {local_batch}"
-            )
+        local_batch, micro_batch = check_sizes(local_batch, micro_batch, unknown)
         draws = self._open_draws(dataset, num_workers, collate)
         cut = Batching(
-            policy=self._policy, samples=draws.n, local_batch=local_batch, micro_batch=micro
+            policy=self._policy, samples=draws.n, local_batch=local_batch, micro_batch=micro_batch
         )
-        return self._run_epoch(draws, cut)
+        return self._loop.run_epoch(draws, cut)
 
     def backward(
         self, loss: Tensor, *, weight: float | Tensor | None = None, reduction: str = "mean"
@@ -210,26 +186,15 @@ class Fleet:
         Raises:
             UsageError: called twice or outside ``batches``, a loss per sample, a negative weight.
         """
-        if self._piece is None or self._stage != "drawn":
-            raise UsageError(
-                "fleet.backward() was called "
-                + (
-                    "twice for one batch; add the losses up and call it once"
-                    if self._piece
-                    else "outside of fleet.batches(); call it inside the loop"
-                )
-            )
-        if loss.dim() != 0:
-            raise UsageError(
-                f"loss = a tensor of shape {tuple(loss.shape)}; backward needs a scalar; take its mean"
-            )
-        if reduction not in ("mean", "sum"):
-            raise UsageError(f'reduction = {reduction!r}; known are "mean" and "sum"')
-        start, stop, last = self._piece
+        start, stop, last = self._loop.backward_due()
+        check_loss(loss, reduction)
         units = float(stop - start if weight is None else weight)
-        if not units >= 0:
-            raise UsageError(f"weight = {units}; a loss is a mean over a number of units >= 0")
-        self._stage = "exchange"
+        if not 0 <= units < float("inf"):
+            raise UsageError(
+                f"weight = {units}; a loss is a mean over a finite number of units >= 0; pass how many the "
+                "loss is a mean of"
+            )
+        self._loop.backward_begun()
         self._stepper.add(
             loss, samples=stop - start, weight=units, summed=reduction == "sum", last=last
         )
@@ -241,12 +206,11 @@ class Fleet:
         committed because a worker was lost.
         """
         if not max_norm > 0:
-            raise UsageError(f"max_norm = {max_norm}; it is positive")
-        if self._piece is None or self._stage != "exchange":
             raise UsageError(
-                "fleet.clip_grad_norm_() comes between fleet.backward() and fleet.step()"
+                f"max_norm = {max_norm}; it is positive; leave the call out to clip nothing"
             )
-        return self._stepper.clip(max_norm, norm_type) if self._piece[2] else None
+        last = self._loop.between("clip_grad_norm_")
+        return self._stepper.clip(max_norm, norm_type) if last else None
 
     def step(self) -> bool:
         """Exchange, commit, update and zero the gradients; call it after every ``backward``.
@@ -257,10 +221,7 @@ class Fleet:
         Raises:
             DivergedError: a non-finite loss on any worker; raised on all of them at this step.
         """
-        if self._piece is None or self._stage != "exchange":
-            raise UsageError("fleet.step() comes once after each fleet.backward(), inside the loop")
-        self._stage = "done"
-        return self._conclude() if self._piece[2] else False
+        return self._loop.step()
 
     # -- beside the loop ------------------------------------------------------------------------
 
@@ -289,7 +250,16 @@ class Fleet:
         def compute(batch: Any, samples: int) -> bytes:
             return metric_payload(metric_fn(self._model, batch))
 
-        scores = self._over(dataset, local_batch, collate, compute, fold_metrics)
+        scores = over_dataset(
+            self._loop,
+            self._model,
+            dataset,
+            local_batch=local_batch,
+            collate=collate,
+            compute=compute,
+            fold=fold_metrics,
+            missed=unknown_metrics,
+        )
         if self.is_primary:
             self._recorder.event(
                 {
@@ -326,7 +296,16 @@ class Fleet:
         def compute(batch: Any, samples: int) -> bytes:
             return prediction_payload(call(self._model, batch), samples)
 
-        return self._over(dataset, local_batch, collate, compute, fold_predictions)
+        return over_dataset(
+            self._loop,
+            self._model,
+            dataset,
+            local_batch=local_batch,
+            collate=collate,
+            compute=compute,
+            fold=fold_predictions,
+            missed=unknown_predictions,
+        )
 
     def register(self, name: str, obj: Stateful) -> None:
         """Carry ``obj`` (anything with state_dict/load_state_dict) to joiners and into checkpoints."""
@@ -339,14 +318,14 @@ class Fleet:
 
     def checkpoint(self) -> None:
         """Write a checkpoint of the last commit now and wait for it; only the primary writes."""
-        if self._checkpoints is not None and self.is_primary:
-            self._checkpoints.write(self._replica.snapshot, self._progress.step, wait=True)
+        self._loop.checkpoint()
 
     def close(self) -> None:
         """Leave the fleet and free its threads, processes and sockets. Harmless when called twice."""
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self.close)
         if self._draws is not None:
             self._draws.close()
         if self._checkpoints is not None:
@@ -361,160 +340,27 @@ class Fleet:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # -- one epoch --------------------------------------------------------------------------------
-
-    def _run_epoch(self, draws: Draws, cut: Batching) -> Iterator[Any]:
-        membership = self._begin()
-        self._check_data(cut)
-        epoch = self._progress.epoch
-        while not self._out and self._progress.epoch == epoch:
-            self._check_length(draws)
-            plan = cut.plan(self._progress.cursor, membership)
-            self._stepper.open(plan)
-            self._phase("compute", plan)
-            for index, (start, stop) in enumerate(plan.pieces):
-                self._piece = (start, stop, index == len(plan.pieces) - 1)
-                upcoming = functools.partial(cut.upcoming, plan, index)
-                batch = to_device(draws.fetch(start, stop, upcoming), self._device)
-                self._seed(start)
-                self._stage = "drawn"
-                try:
-                    yield batch
-                except GeneratorExit:
-                    self._break_off()
-                    raise
-                if self._stage != "done":
-                    missing = "backward() and step()" if self._stage == "drawn" else "step()"
-                    raise UsageError(
-                        f"fleet.{missing} was not called for the last batch; call it in the loop"
-                    )
-                self._piece = None
-            if not plan.pieces:
-                self._stepper.launch(void=False)
-                self._conclude()
-            if self._world.left:
-                self._depart()
-            membership = self._begin()
-
-    def _begin(self, *, shrink_only: bool = False) -> Membership:
-        """The membership of the coming exchange; tells the recorder what changed."""
-        commits = self._progress.commits
-        self._membership = self._world.start_step(shrink_only=shrink_only)
-        self._recorder.changes(self._world.take_changes())
-        if commits < 0 <= self._replica.resumed_from:
-            self._recorder.event({"kind": "resume", "step": self._progress.step})
-        return self._membership
-
-    def _conclude(self) -> bool:
-        done = self._stepper.finish()
-        if done is None:
-            return False
-        first = self._last is None
-        self._last = done
-        self._replica.evaluation.finished = []
-        for row in self._recorder.committed(done, self._progress):
-            print(event_line(row), file=sys.stderr, flush=True)
-            first = True
-        if first and self.is_primary:
-            self._recorder.event({"kind": "describe", "config": self._describe()})
-        self._phase("compute", done.plan)
-        if self._checkpoints is not None and self.is_primary:
-            self._checkpoints.maybe_write(self._replica.snapshot, self._progress.step)
-        return True
-
-    def _break_off(self) -> None:
-        """The loop was left by ``break``: finish or void the present step, then say goodbye."""
-        self._world.request_leave()
-        launched = self._piece is not None and self._piece[2] and self._stage == "exchange"
-        if launched:
-            self._stepper.finish()
-        elif self._piece is not None and not (self._piece[2] and self._stage == "done"):
-            self._stepper.leave_void()
-        if not self._world.left:
-            membership = self._begin()
-            if membership.workers > len(membership.ranks):
-                self._stepper.open(goodbye(self._progress.cursor, membership))
-                self._stepper.leave_void()
-        self._piece, self._out = None, True
-
-    def _depart(self) -> None:
-        """An announced leave has taken effect; end this process in order."""
-        self._out = True
-        alone = self._world.survivors == 0
-        if alone and self.is_primary:
-            self.checkpoint()
-        self.close()
-        raise SystemExit(ResumableStop.exit_code if alone else 0)
-
-    def _finish(self) -> None:
-        if self.is_primary:
-            self._recorder.event(
-                {"kind": "finish", "step": self._progress.step, "samples": self._progress.cursor}
-            )
-            self.checkpoint()
-
     # -- parts --------------------------------------------------------------------------------------
-
-    def _over(
-        self,
-        dataset: Any,
-        chunk: int,
-        collate: Callable[[list[Any]], Any] | None,
-        compute: Callable[[Any, int], bytes],
-        fold: Callable[[list[bytes]], Any],
-    ) -> Any:
-        if self._piece is not None:
-            raise UsageError(
-                "evaluate and predict come after the step, not between backward and step"
-            )
-        if chunk < 1:
-            raise UsageError(f"local_batch = {chunk}; a chunk has at least 1 sample")
-        world: World = self._world
-        if self._out and not isinstance(world, AloneWorld):
-            world = AloneWorld(started=True)
-            world.attach(self._replica)
-        draws = Draws(dataset, seed=0, shuffled=False, collate=collate)
-
-        def start() -> Membership:
-            if world is self._world:
-                if world.left and not self._out:
-                    self._depart()
-                membership = self._begin(shrink_only=True)
-            else:
-                membership = world.start_step(shrink_only=True)
-            self._phase("evaluate", None)
-            return membership
-
-        def on_chunk(begin: int, stop: int) -> bytes:
-            batch = to_device(draws.fetch(begin, stop), self._device)
-            return compute(batch, stop - begin)
-
-        with evaluating(self._model):
-            return run_rounds(
-                start=start,
-                world=world,
-                progress=self._progress,
-                evaluation=self._replica.evaluation,
-                samples=draws.n,
-                chunk=chunk,
-                compute=on_chunk,
-                fold=fold,
-                device=self._device,
-            )
 
     def _open_draws(self, dataset: Any, num_workers: int, collate: Any) -> Draws:
         """The loader of ``dataset``; kept from epoch to epoch while it is asked for the same."""
-        asked = (id(dataset), num_workers, collate)
-        if self._draws is None or self._drawn != asked:
-            if self._draws is not None:
-                self._draws.close()
-            self._draws = Draws(
+        held = self._drawn
+        if held and held[0] is dataset and held[1:] == (num_workers, collate):
+            assert self._draws is not None
+            return self._draws
+        try:
+            draws = Draws(
                 dataset, seed=self._progress.seed, num_workers=num_workers, collate=collate
             )
-            self._drawn = asked
-        return self._draws
+        except TypeError as error:
+            raise UsageError(str(error)) from error
+        if self._draws is not None:
+            self._draws.close()
+        # The data set itself is held: another one may get its id once it is gone.
+        self._draws, self._drawn = draws, (dataset, num_workers, collate)
+        return draws
 
-    def _check_data(self, cut: Batching) -> None:
+    def _prepare(self, cut: Batching) -> None:
         """Tie the run to its data set and resolve what depends on its length."""
         progress = self._progress
         if progress.samples is None:
@@ -524,36 +370,11 @@ class Fleet:
                 f"dataset = {cut.samples:,} samples, but this run was begun on {progress.samples:,}; positions "
                 "would mean other samples; pass the same training set, or start a new run directory"
             )
-        self._cut = cut
+        self._stepper.check_parameters()
         if self._stepper.rate is None:
             total = None if self._epochs is None else self._epochs * cut.samples
-            self._total_samples = total
+            self._loop.total_samples = total
             self._stepper.rate = learning_rate(self._stepper.rule, self._schedule, total)
 
-    def _check_length(self, draws: Draws) -> None:
-        try:
-            draws.check_length()
-        except UsageError as error:
-            raise UsageError(f"at step {self._progress.step}: {error}") from error
-
-    def _seed(self, position: int) -> None:
-        """Dropout and the like follow from (seed, position), never from a rank."""
-        torch.manual_seed(sample_seed(self._progress.seed, self.epoch, position, stream=2**32))
-
-    def _phase(self, phase: str, plan: StepPlan | None) -> None:
-        extra: dict[str, float | int | str] = {"workers": self.workers}
-        if self._total_samples is not None:
-            extra["total_samples"] = self._total_samples
-        if plan is not None:
-            extra["global_batch"] = plan.nominal
-        if self._last is not None:
-            extra |= {
-                "lr": self._last.lr,
-                "lr_target": self._last.lr_target,
-                "loss": self._last.loss,
-            }
-        self._recorder.phase(phase, self._progress, extra)
-
-    def _describe(self) -> dict[str, Any]:
-        assert self._last is not None and self._cut is not None
-        return describe(self._stepper, self._cut, self._last, self._progress, self._settings)
+    def _describe(self, cut: Batching, last: Committed) -> dict[str, Any]:
+        return describe(self._stepper, cut, last, self._progress, self._settings)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from shoal.errors import ShoalError, UsageError
+from shoal.fleet.arguments import check_init, check_rule
 from shoal.fleet.batch_policy import BatchPolicy
 from shoal.fleet.batch_policy import batch_policy as _policy
 from shoal.fleet.checkpoint import Checkpoints
@@ -23,7 +24,7 @@ from shoal.fleet.precision import check_precision, install_autocast
 from shoal.fleet.record import Recorder
 from shoal.fleet.replica import Replica
 from shoal.fleet.state import Evaluation, Progress
-from shoal.fleet.step import Stepper, resolve_rule
+from shoal.fleet.step import Stepper
 from shoal.fleet.sync_norm import SyncStatistics
 from shoal.scaling import Rule, Schedule, Unscaled, check_optimizer, schedules
 from shoal.sync import AllReduce
@@ -92,8 +93,8 @@ def init(
         16
     """
     _install_hook()
-    _refuse(model, optimizer, unknown)
-    rule: Rule[Any] = resolve_rule(scaling if scaling is not None else Unscaled())
+    check_init(model, optimizer, unknown)
+    rule: Rule[Any] = check_rule(scaling if scaling is not None else Unscaled())
     check_optimizer(rule, optimizer)
     if sync is not None and not isinstance(sync, AllReduce):
         raise UsageError(
@@ -134,7 +135,7 @@ def init(
         run_dir=None if directory is None else Path(directory),
         owns_events="SHOAL_CONTROL" not in os.environ,
     )
-    fleet = Fleet(
+    return Fleet(
         replica,
         chosen,
         recorder=recorder,
@@ -150,36 +151,6 @@ def init(
         },
         device=on,
     )
-    atexit.register(fleet.close)
-    return fleet
-
-
-def _refuse(model: object, optimizer: object, unknown: dict[str, Any]) -> None:
-    if "batch_size" in unknown:
-        raise UsageError(
-            f"batch_size = {unknown['batch_size']}; shoal tells apart local_batch (samples per worker and "
-            "step), micro_batch (per forward pass) and the global batch; pass local_batch= to "
-            "fleet.batches and reference_batch= to the scaling rule"
-        )
-    if unknown:
-        raise UsageError(f"init({', '.join(unknown)}): no such argument; see help(shoal.init)")
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"model = {type(model).__name__}; it is a torch.nn.Module")
-    if isinstance(optimizer, list | tuple | dict):
-        raise UsageError(
-            f"optimizer = {len(optimizer)} of them; shoal drives one optimizer, because a step is one "
-            "commit; put all parameters into one optimizer as parameter groups"
-        )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"optimizer = {type(optimizer).__name__}; it is a torch.optim.Optimizer")
-    own = {id(p) for p in model.parameters()}
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    strangers = sum(id(p) not in own for p in held)
-    if strangers:
-        raise UsageError(
-            f"optimizer = holds {strangers} tensor(s) that are not parameters of the model; their gradients "
-            "would not be exchanged; build the optimizer from model.parameters()"
-        )
 
 
 def _positive(name: str, value: float | None, variable: str, default: float) -> float:

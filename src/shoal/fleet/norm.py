@@ -147,9 +147,9 @@ def install_norm(model: nn.Module, mode: str, sync: Any = None) -> None:
     for layer in model.modules():
         if isinstance(layer, _BatchNorm):
             layer.__class__ = _fleet_class(type(layer))
-            layer.shoal_ghost = ghost  # type: ignore[assignment]
-            layer.shoal_sync = sync if mode == "sync" else None
-            layer.shoal_index = index  # type: ignore[assignment]
+            layer.__dict__.update(
+                shoal_ghost=ghost, shoal_sync=sync if mode == "sync" else None, shoal_index=index
+            )
             index += 1
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -59,6 +60,23 @@ class Replica:
         self._registered: dict[str, Stateful] = {}
         self._unclaimed: dict[str, Any] = {}
         self._seed = progress.seed
+        self._coming = ""
+        self._learned: tuple[str, str] = ("", "")
+
+    @contextmanager
+    def announcing(self, kind: str) -> Iterator[None]:
+        """Snapshots taken meanwhile say that the coming exchange is for ``kind``."""
+        self._coming = kind
+        try:
+            yield
+        finally:
+            self._coming = ""
+
+    @property
+    def expected(self) -> str:
+        """What the coming exchange is for, if this worker was healed for it; else ``""``."""
+        kind, lineage = self._learned
+        return kind if lineage == self.progress.lineage else ""
 
     def register(self, name: str, obj: Stateful) -> None:
         """Carry ``obj``'s state to joiners and into checkpoints under ``name``.
@@ -93,6 +111,7 @@ class Replica:
         if self._checkpoints is not None and self._checkpoints.newest_step() >= 0:
             self.restore(self._checkpoints.load_newest())
             self.resumed_from = self.progress.step
+            self._learned = ("", "")
             return
         self.stepper.norm.mark()
         self.progress.commits = 0
@@ -104,6 +123,7 @@ class Replica:
         extra = {name: obj.state_dict() for name, obj in self._registered.items()}
         tree = {
             "format": FORMAT,
+            "coming": self._coming,
             "progress": self.progress.state_dict(),
             "evaluation": self.evaluation.state_dict(),
             "model": dict(self.stepper.model.state_dict()),
@@ -156,6 +176,7 @@ class Replica:
         self.stepper.rule_state = None if held is None else rule.from_dict(held)
         self.stepper.guard.forget()
         self.progress.load_state_dict(values["progress"])
+        self._learned = (str(values.get("coming", "")), self.progress.lineage)
         self.evaluation.load_state_dict(values["evaluation"])
         if self.stepper.norm_sync is not None:
             self.stepper.norm_sync.load_state(values["norm_order"])

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import DivergedError, ExchangeFailed, UsageError
-from shoal.fleet.exact import ExactSum
+from shoal.fleet.exact import ExactGradients
 from shoal.fleet.guards import OptimizerGuard
+from shoal.fleet.noise import NoiseMeter
 from shoal.fleet.norm import RunningStatistics
 from shoal.fleet.plan import StepPlan
 from shoal.fleet.reducer import Reducer
@@ -74,21 +75,20 @@ class Stepper:
         self.reducer = Reducer(
             list(model.parameters()), bucket_bytes=sync.bucket_bytes, all_reduce=world.all_reduce
         )
-        self._noisy = rule.needs_noise
-        self._exact: ExactSum | None = None
-        if deterministic:
-            if self._noisy:
-                raise UsageError(
-                    f"deterministic = True with scaling = {rule.name}; the rule's noise estimate "
-                    "depends on the order of a sum; use another scaling rule"
-                )
-            size = sum(b.size for b in self.reducer.buckets) + self.norm.size
-            self._exact = ExactSum(size, self.reducer.device)
+        if deterministic and rule.needs_noise:
+            raise UsageError(
+                f"deterministic = True with scaling = {rule.name}; the rule's noise estimate depends on "
+                "the order of a sum; use another scaling rule"
+            )
+        self._noise = NoiseMeter(self.reducer) if rule.needs_noise else None
+        self._exact = ExactGradients(self.reducer, self.norm.size) if deterministic else None
+        self.launched = False
         self._plan: StepPlan | None = None
         self._summed: list[float] | None = None
         self._failed = False
         self._concluded = False
         self._clip: tuple[float, float] | None = None
+        self._mean_square = 0.0
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Stepper:
         self._slots = FIXED_SLOTS + len(self.reducer.parameters) + self.norm.slots
         self._flags = self.world.flag_slots
         self.reducer.begin(
-            self._slots + self._flags, overlap=not (self._noisy or self._exact or self.norm_sync)
+            self._slots + self._flags, overlap=not (self._noise or self._exact or self.norm_sync)
         )
         self.norm.begin()
         if self._exact is not None:
@@ -116,7 +116,7 @@ class Stepper:
             self.norm_sync.begin(plan.membership.workers)
         self._sums = [0.0] * FIXED_SLOTS
         self._summed, self._failed, self._concluded, self._clip = None, False, False, None
-        self._before: Tensor | None = None
+        self.launched = False
 
     def add(self, loss: Tensor, *, samples: int, weight: float, summed: bool, last: bool) -> None:
         """Backward of one micro-batch of ``samples``; the ``last`` one of the step starts the exchange."""
@@ -129,23 +129,29 @@ class Stepper:
         self._sums[WEIGHT] += weight
         self._sums[LOSS] += value if summed else value * weight
         self._sums[NONFINITE] += not finite
-        if self._noisy:
-            self._before = torch.cat([b.flat[: b.size].float() for b in self.reducer.buckets])
-        with self.reducer.collecting(last=last and finite):
-            if finite:
+        if self._noise is not None:
+            self._noise.before()
+        # With synchronised statistics the others' backward waits for this one's, finite or not.
+        backward = finite or self.norm_sync is not None
+        with self.reducer.collecting(last=last and backward):
+            if backward:
                 (loss if factor == 1.0 else loss * factor).backward()
         if self.norm_sync is not None:
             self.norm_sync.piece_done()
         moved = self.norm.after_piece(samples / total) if self.norm.size else None
-        if self._noisy:
-            self._count_noise(samples, total)
+        if self._noise is not None:
+            self._sums[SQUARES] += self._noise.weighted_square(
+                samples=samples, weight=weight, total=total
+            )
+            self._sums[PIECES] += 1
         if self._exact is not None:
-            self._add_exactly(moved)
+            self._sums[NONFINITE] += not self._exact.take(moved)
         if last:
             self.launch(void=False)
 
     def launch(self, *, void: bool) -> None:
         """Send whatever has not been sent; ``void`` tells all others to forget the step."""
+        self.launched = True
         if self.norm_sync is not None and self._plan is not None:
             self.norm_sync.phantom(self._plan.rounds)
         self._sums[VOID] = float(void)
@@ -182,11 +188,15 @@ class Stepper:
         self._summed = self.reducer.header.tolist()
         if self._void():
             return False
-        self._read_exactly()
+        if self._exact is not None:
+            self._exact.give_back()
         total = self._plan.stop - self._plan.start
         weight = self._summed[WEIGHT]
         if weight > 0 and weight != total and math.isfinite(weight):
             self.reducer.scale(total / weight)
+        if self._noise is not None:
+            # Before clipping, which would hide the step's own gradient from the rule.
+            self._mean_square = self.reducer.square_norm()
         return True
 
     def clip(self, max_norm: float, norm_type: float) -> Tensor | None:
@@ -235,6 +245,29 @@ class Stepper:
             self.world.settle(None)
         self._abandon()
 
+    def forget(self) -> None:
+        """Give the step up where nobody else takes part in it."""
+        self.world.settle(None)
+        self._abandon()
+
+    def check_parameters(self) -> None:
+        """Make sure that the parameters to train are those the fleet began with.
+
+        Raises:
+            UsageError: a parameter was unfrozen, or a parameter group added, since ``shoal.init``.
+        """
+        known = set(self.reducer.parameters)
+        if any(p.requires_grad and p not in known for p in self.model.parameters()):
+            raise UsageError(
+                "model = a parameter requires a gradient now and did not at shoal.init; it would not be "
+                "exchanged; unfreeze before shoal.init, or set its group's lr to 0 until it is to train"
+            )
+        if len(self.optimizer.param_groups) != len(self.base_lrs):
+            raise UsageError(
+                f"optimizer = {len(self.optimizer.param_groups)} parameter groups, but {len(self.base_lrs)} "
+                "at shoal.init; add all groups before shoal.init"
+            )
+
     # -- parts of it ----------------------------------------------------------------------------
 
     def _void(self) -> bool:
@@ -255,7 +288,7 @@ class Stepper:
         used = self._used_mask()
         with self.reducer.only_used(used), self.guard.stepping(rates):
             self.optimizer.step()
-        noise = self._noise() if self._noisy else None
+        noise = self._measured() if self._noise is not None else None
         self._commit_norm()
         rule = self.rule
         target = rule.target(state, self._at)
@@ -297,8 +330,7 @@ class Stepper:
         header = self.reducer.header
         moved = header[start : start + self.norm.size]
         if self._exact is not None:
-            moved = torch.empty_like(self.norm.flat)
-            self._exact.read(self._exact.parts.shape[1] - self.norm.size, moved)
+            moved = self._exact.read_moved(torch.empty_like(self.norm.flat))
         touched = header[start + self.norm.size : self._slots]
         alone = self._plan.membership.workers == 1 and self._exact is None
         self.norm.commit(moved, touched, alone=alone and len(self._plan.pieces) == 1)
@@ -319,40 +351,13 @@ class Stepper:
             torch.nn.utils.clip_grad_norm_(self._used_parameters(), max_norm, norm_type)
         return True
 
-    def _add_exactly(self, moved: Tensor | None) -> None:
-        assert self._exact is not None
-        start, fits = 0, True
-        for bucket in self.reducer.buckets:
-            part = bucket.flat[: bucket.size]
-            fits &= self._exact.add(start, part)
-            start += bucket.size
-            part.zero_()
-        if moved is not None:
-            fits &= self._exact.add(start, moved)
-        self._sums[NONFINITE] += not fits
-
-    def _read_exactly(self) -> None:
-        if self._exact is None:
-            return
-        start = 0
-        for bucket in self.reducer.buckets:
-            self._exact.read(start, bucket.flat[: bucket.size])
-            start += bucket.size
-
-    def _count_noise(self, samples: int, total: int) -> None:
-        assert self._before is not None
-        now = torch.cat([b.flat[: b.size].float() for b in self.reducer.buckets])
-        own = float(torch.linalg.vector_norm(now - self._before)) * total / max(1, samples)
-        self._sums[SQUARES] += samples * own**2
-        self._sums[PIECES] += 1
-
-    def _noise(self) -> GradientNoise:
+    def _measured(self) -> GradientNoise:
         assert self._summed is not None
         return GradientNoise(
             weighted_squares=self._summed[SQUARES],
             pieces=round(self._summed[PIECES]),
             samples=round(self._summed[SAMPLES]),
-            mean_square=self.reducer.square_norm(),
+            mean_square=self._mean_square,
         )
 
     def close(self) -> None:
@@ -366,17 +371,3 @@ def _momentum(optimizer: torch.optim.Optimizer) -> float:
     if "betas" in group:
         return float(group["betas"][0])
     return float(group.get("momentum", 0.0))
-
-
-def resolve_rule(rule: Rule[Any]) -> Rule[Any]:
-    """The rule itself; a class in place of an instance is a usual slip.
-
-    Raises:
-        UsageError: ``rule`` is a class.
-    """
-    if isinstance(rule, type):
-        raise UsageError(
-            f"scaling = the class {rule.__name__}; a rule is an instance; "
-            f"write scaling=shoal.scaling.{rule.__name__}(...)"
-        )
-    return rule
