@@ -44,6 +44,20 @@ def test_positions_follow_the_order_through_the_epochs() -> None:
         assert (got - 100).tolist() == order.take(0, 10).tolist()
 
 
+def test_any_span_anywhere_is_cut_from_the_same_order() -> None:
+    n = 10_001
+    draws = Draws(torch.arange(n), seed=4)
+    orders = [Order(n=n, seed=4, epoch=epoch).take(0, n) for epoch in range(2)]
+    chance = random.Random(0)
+    spans = [(0, 0, n), (0, 4095, 4097), (0, 0, 1), (1, n - 1, n), (0, n - 1, n), (1, 8191, 8193)]
+    for _ in range(200):
+        start = chance.randrange(n)
+        spans.append((chance.randrange(2), start, min(n, start + chance.choice((1, 64, 6000)))))
+    for epoch, start, stop in spans:
+        got = draws.fetch(epoch * n + start, epoch * n + stop)
+        assert np.array_equal(got.numpy(), orders[epoch][start:stop])
+
+
 def test_evaluation_reads_in_the_data_sets_own_order() -> None:
     for dataset in (torch.arange(10), list(range(10))):
         draws = Draws(dataset, seed=4, shuffled=False)

@@ -43,8 +43,9 @@ class Draws:
 
     Loader processes are forked where the platform is Linux: nothing need be picklable and no
     ``if __name__ == "__main__"`` is needed. They let go of the training process's internet sockets
-    and are ended by the kernel when it is killed. A data set that keeps locks or threads of its own
-    is better off with ``multiprocessing_context="forkserver"``, where it must be picklable.
+    and are ended by the kernel when it is killed; so a data set that talks to a server must connect
+    in the process that reads. One that keeps locks or threads of its own is better off with
+    ``multiprocessing_context="forkserver"``, where it must be picklable.
 
     Args:
         dataset: tensors, arrays, a tuple or dict of them, a ``TensorDataset``, a map-style

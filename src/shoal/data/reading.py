@@ -19,10 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .order import Order
+from .order import Indices, Order
 from .sources import Source
 
 Span = tuple[int, int]
+
+_WINDOW = 4096
 
 # Positions are counted from 0, so no micro-batch is ever this one: it asks a loader process for
 # nothing.
@@ -48,7 +50,7 @@ class SpanReader:
         self._seed = seed
         self._shuffled = shuffled
         self._restores = restores
-        self._order: Order | None = None
+        self._window = _Window(-1, 0, np.empty(0, dtype=np.int64))
 
     def read(self, span: Span) -> object:
         """The batch of the samples at these positions.
@@ -59,12 +61,37 @@ class SpanReader:
         """
         start, stop = span
         epoch, offset = divmod(start, self._n)
-        samples = np.arange(offset, offset + stop - start, dtype=np.int64)
         if self._shuffled:
-            if self._order is None or self._order.epoch != epoch:
-                self._order = Order(n=self._n, seed=self._seed, epoch=epoch)
-            samples = self._order[samples]
+            samples = self._ordered(epoch, offset, offset + stop - start)
+        else:
+            samples = np.arange(offset, offset + stop - start, dtype=np.int64)
         return self._source.batch(samples, seed=self._seed, epoch=epoch, restores=self._restores)
+
+    def _ordered(self, epoch: int, start: int, stop: int) -> Indices:
+        """A piece of the epoch's order, cut from a window that is worked out at once.
+
+        The order of 64 positions takes hardly less time than that of some thousands.
+        """
+        window = self._window
+        first = start - start % _WINDOW
+        if window.epoch != epoch or window.first > start or window.last < stop:
+            last = min(max(first + _WINDOW, stop), self._n)
+            order = Order(n=self._n, seed=self._seed, epoch=epoch)
+            window = self._window = _Window(epoch, first, order.take(first, last))
+        return window.samples[start - window.first : stop - window.first]
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The samples at the positions of an epoch from ``first`` on."""
+
+    epoch: int
+    first: int
+    samples: Indices
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.samples)
 
 
 class RemoteReader:
