@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.data.order import Order
+from shoal.data import Order
 from shoal.errors import UsageError
 from shoal.reproduce.claims import Verdict
 from shoal.reproduce.dynamic import long, spot_trace

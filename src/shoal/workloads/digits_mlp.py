@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shoal.data.digits import load_digits
-from shoal.data.order import Order
+from shoal.data import Order, load_digits
 from shoal.workloads.draws import keyed_integers
 
 SIDE = 8

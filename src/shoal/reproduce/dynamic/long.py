@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shoal.data.image_task import image_task
-from shoal.data.order import Order
+from shoal.data import Order, image_task
 from shoal.reproduce.cells import Cells
 from shoal.reproduce.claims import Claim
 from shoal.reproduce.dynamic import spot_trace
@@ -29,7 +30,6 @@ from shoal.reproduce.dynamic.criteria import (
 )
 from shoal.reproduce.dynamic.pace import Pace
 from shoal.reproduce.dynamic.spikes import spikes
-from shoal.reproduce.dynamic.tier2 import set_rate
 from shoal.reproduce.progress import Progress
 from shoal.scaling import Dynamic, Linear, schedules
 from shoal.scaling.contract import Rule
@@ -177,18 +177,37 @@ def run_cell(
         Test accuracy, test loss, spike, the workers of each stretch, steps and seconds.
     """
     started = time.perf_counter()
+    model = SmallCNN(cell.seed)
+    losses, batches = _train(model, cell, settings, images, tick)
+    accuracy, test_loss = evaluate(model, images.test, images.test_labels)
+    return {
+        "accuracy": accuracy,
+        "test_loss": test_loss,
+        "spike": float(spikes(losses[:, None], batches)[0]),
+        "workers": _stretches(batches // settings.worker_samples),
+        "steps": len(batches),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def _train(
+    model: SmallCNN,
+    cell: LongCell,
+    settings: LongSettings,
+    images: Images,
+    tick: Callable[[int], None],
+) -> tuple[Array, NDArray[np.int64]]:
+    """Train ``model`` in place; the loss and the nominal global batch of every step."""
     count = len(images.train_labels)
     workers = availability(cell.scenario, settings)
+    schedule = schedules.cosine(warmup_samples=settings.warmup_epochs * count)
     pace = Pace(
         rule_of(cell.method, settings),
-        schedules.cosine(warmup_samples=settings.warmup_epochs * count).resolve(
-            settings.epochs * count
-        ),
+        schedule.resolve(settings.epochs * count),
         momentum=settings.momentum,
         epoch_samples=count,
         global_batch=workers(cell.seed, 0, 0) * settings.worker_samples,
     )
-    model = SmallCNN(cell.seed)
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=settings.lr,
@@ -198,43 +217,28 @@ def run_cell(
     losses: list[Tensor] = []
     batches: list[int] = []
     for epoch in range(settings.epochs):
-        order = torch.from_numpy(Order(n=count, seed=cell.seed, epoch=epoch).take(0, count))
-        position = 0
-        while position < count:
+        left = torch.from_numpy(Order(n=count, seed=cell.seed, epoch=epoch).take(0, count))
+        while len(left):
             batch = workers(cell.seed, epoch, pace.step) * settings.worker_samples
-            chosen = order[position : position + batch]
-            rate = pace.next(batch)
-            loss = nn.functional.cross_entropy(
-                model(images.train[chosen]), images.train_labels[chosen]
+            chosen, left = left[:batch], left[batch:]
+            logits = model(images.train[chosen])
+            loss = nn.functional.cross_entropy(logits, images.train_labels[chosen])
+            pace.take_step(
+                optimizer, loss, base_lr=settings.lr, global_batch=batch, samples=len(chosen)
             )
-            optimizer.zero_grad()
-            loss.backward()
-            set_rate(optimizer, rate.lr(settings.lr), rate.momentum_factor)
-            optimizer.step()
-            pace.commit(rate, batch, samples=len(chosen))
             losses.append(loss.detach())
             batches.append(batch)
-            position += len(chosen)
             tick(len(chosen))
-    accuracy, test_loss = evaluate(model, images.test, images.test_labels)
-    seen, nominal = torch.stack(losses).double().numpy(), np.array(batches, dtype=np.int64)
-    return {
-        "accuracy": accuracy,
-        "test_loss": test_loss,
-        "spike": float(spikes(seen[:, None], nominal)[0]),
-        "workers": _stretches(nominal // settings.worker_samples),
-        "steps": len(batches),
-        "seconds": round(time.perf_counter() - started, 1),
-    }
+    return torch.stack(losses).double().numpy(), np.array(batches, dtype=np.int64)
 
 
-def _stretches(workers: np.ndarray) -> list[list[int]]:
+def _stretches(workers: NDArray[np.int64]) -> list[list[int]]:
     """Pairs of (first step, workers) wherever the number changes."""
     starts = [0, *(int(step) + 1 for step in np.flatnonzero(np.diff(workers)))]
     return [[start, int(workers[start])] for start in starts]
 
 
-def cell_store(directory: Any, settings: LongSettings, images: Images) -> Cells:
+def cell_store(directory: Path, settings: LongSettings, images: Images) -> Cells:
     """The files of finished cells under ``directory``."""
     known = asdict(settings) | {
         "train_samples": len(images.train_labels),

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from shoal.scaling.contract import At, Rule
 from shoal.scaling.learning_rate import LearningRate, StepRate
 from shoal.scaling.schedules import Schedule
@@ -65,3 +68,33 @@ class Pace:
         self._state = self._rate.rule.commit(rate.state, at, None)
         self.step += 1
         self.samples += global_batch if samples is None else samples
+
+    def take_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss: Tensor,
+        *,
+        base_lr: float,
+        global_batch: int,
+        samples: int | None = None,
+    ) -> None:
+        """One whole optimizer step: gradient, learning rate, update, commit.
+
+        Args:
+            optimizer: SGD in buffer form.
+            loss: a scalar whose gradient is the step's.
+            base_lr: learning rate at the reference batch and schedule factor 1.
+            global_batch: the step's nominal global batch.
+            samples: what it really held, where an epoch's last batch was short.
+        """
+        rate = self.next(global_batch)
+        optimizer.zero_grad()
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = rate.lr(base_lr)
+        if rate.momentum_factor != 1.0:
+            for state in optimizer.state.values():
+                if state.get("momentum_buffer") is not None:
+                    state["momentum_buffer"].mul_(rate.momentum_factor)
+        optimizer.step()
+        self.commit(rate, global_batch, samples=samples)

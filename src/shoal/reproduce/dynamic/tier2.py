@@ -134,14 +134,9 @@ def train(
         inputs, labels = task.epoch(settings.seeds, epoch * size, size)
         batch = workers(epoch) * WORKER_SAMPLES
         for start in range(0, size, batch):
-            rate = pace.next(batch)
             part = slice(start, start + batch)
             each = losses(model(inputs[:, part]), labels[:, part])
-            optimizer.zero_grad()
-            each.sum().backward()
-            set_rate(optimizer, rate.lr(lr), rate.momentum_factor)
-            optimizer.step()
-            pace.commit(rate, batch)
+            pace.take_step(optimizer, each.sum(), base_lr=lr, global_batch=batch)
             seen.append(each.detach())
             batches.append(batch)
         tick(epoch_work(size, batch))
@@ -150,18 +145,6 @@ def train(
         losses=torch.stack(seen).double().numpy(),
         batches=np.array(batches, dtype=np.int64),
     )
-
-
-def set_rate(optimizer: torch.optim.Optimizer, lr: float, momentum_factor: float) -> None:
-    """Put a step's learning rate in force, and multiply the momentum buffers where a rule asks."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    if momentum_factor == 1.0:
-        return
-    for state in optimizer.state.values():
-        buffer = state.get("momentum_buffer")
-        if buffer is not None:
-            buffer.mul_(momentum_factor)
 
 
 def outcome(training: Training, task: DigitsTask) -> Row:
