@@ -20,7 +20,7 @@ def write_run_report(run_dir: Path) -> Path:
     Example:
         >>> from pathlib import Path
         >>> from shoal.report import write_run_report
-        >>> write_run_report(Path("nowhere"))
+        >>> write_run_report(Path("nowhere"))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         shoal.errors.UsageError: RUN = 'nowhere': no such directory; a run directory is what ...
