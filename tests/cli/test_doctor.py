@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import errno
 import json
 import os
 import socket
@@ -317,7 +318,7 @@ def listening() -> Iterator[int]:
 def test_ports_are_really_tried(listening: int) -> None:
     assert answers("127.0.0.1", listening)
     assert answers("0.0.0.0", listening)
-    assert bind_error(listening) == os.strerror(98)
+    assert bind_error(listening) == os.strerror(errno.EADDRINUSE)
     assert bind_error() == ""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

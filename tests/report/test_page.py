@@ -208,8 +208,8 @@ def test_light_events_and_strange_values_do_not_break_the_page(make_run) -> None
 
 
 def test_a_long_run_stays_small(make_run) -> None:
-    made = make_run(total=60_000, local_batch=2, script=ALONE, evaluate=False)
-    assert len(made.steps) == 30_000
+    made = make_run(total=42_000, local_batch=2, script=ALONE, evaluate=False)
+    assert len(made.steps) == 21_000
     text, _ = read_page(made.directory)
     assert "(every 2 steps)" in text
     assert len(text) < 2_500_000
