@@ -5,8 +5,10 @@ On the standard library alone; importing this module imports neither torch nor t
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 from collections.abc import Mapping
 from importlib import metadata
 
@@ -69,6 +71,8 @@ class ControlClient:
         self._token = token
         self._timeout_seconds = timeout_seconds
         self._connection: http.client.HTTPConnection | None = None
+        self._busy: http.client.HTTPConnection | None = None
+        self._interrupted = False
 
     def call(
         self, verb: str, body: Mapping[str, object] | None = None, *, wait_seconds: float = 0.0
@@ -86,7 +90,7 @@ class ControlClient:
             status, raw = self._exchange(verb, payload, headers, wait_seconds)
         except ConnectionError:
             # The endpoint closes idle connections; that says nothing about whether it is there.
-            if not kept_alive:
+            if not kept_alive or self._interrupted:
                 raise
             status, raw = self._exchange(verb, payload, headers, wait_seconds)
         try:
@@ -110,6 +114,11 @@ class ControlClient:
             connection.sock.settimeout(timeout)
         self._connection = None
         try:
+            if connection.sock is None:
+                connection.connect()
+            self._busy = connection
+            if self._interrupted:
+                raise ConnectionAbortedError("interrupted")
             connection.request("POST", f"/{verb}", payload, headers)
             response = connection.getresponse()
             status, raw = response.status, response.read()
@@ -119,8 +128,18 @@ class ControlClient:
         except OSError:
             connection.close()
             raise
+        finally:
+            self._busy = None
         self._connection = connection
         return status, raw
+
+    def interrupt(self) -> None:
+        """Make a call that waits for its reply fail at once, for good; from any thread."""
+        self._interrupted = True
+        busy = self._busy
+        if busy is not None and busy.sock is not None:
+            with contextlib.suppress(OSError):
+                busy.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection; the next call opens it again."""

@@ -52,8 +52,9 @@ class HttpLink:
             "host": platform.node(),
             "versions": versions(),
         }
+        client = ControlClient(address, token)
         try:
-            reply = ControlClient(address, token).call("hello", hello)
+            reply = client.call("hello", hello)
         except Refused as error:
             raise UsageError(f"worker {name}: refused by the supervisor: {error}") from None
         except OSError as error:
@@ -61,6 +62,8 @@ class HttpLink:
                 f"SHOAL_CONTROL = {address}: no supervisor answers there ({error}); start workers "
                 "with `shoal run`, or unset SHOAL_CONTROL to train alone"
             ) from None
+        finally:
+            client.close()
         self._news: dict[str, object] = reply
         self._signalled = False
         self._latest: tuple[int, dict[str, object], float] | None = None
@@ -71,7 +74,9 @@ class HttpLink:
         self._knocks = 0
         self._prompt = False
         self._closed = False
+        self._closed_at = math.inf
         self._outbox = threading.Condition()
+        self._watcher = ControlClient(address, token)
         self._threads = [
             threading.Thread(target=self._watch, name="shoal-watch", daemon=True),
             threading.Thread(target=self._post, name="shoal-post", daemon=True),
@@ -192,9 +197,12 @@ class HttpLink:
             if self._closed:
                 return
             self._closed = True
+            self._closed_at = time.monotonic()
             self._outbox.notify_all()
         atexit.unregister(self.close)
-        self._threads[1].join(CLOSE_SECONDS)
+        for thread in self._threads:
+            self._watcher.interrupt()
+            thread.join(CLOSE_SECONDS)
 
     def _is_prompt(self, row: Mapping[str, object]) -> bool:
         """Worth a message of its own: the first commit, and a mark the supervisor waits for."""
@@ -215,7 +223,7 @@ class HttpLink:
 
     def _watch(self) -> None:
         """Follow the supervisor's news; silent while it cannot be reached."""
-        client = ControlClient(self._address, self._token)
+        client = self._watcher
         pause = 0.05
         while not self._closed:
             try:
@@ -223,7 +231,9 @@ class HttpLink:
                 self._news = client.call("watch", body, wait_seconds=WATCH_SECONDS)
                 pause = 0.05
             except (OSError, Refused):
-                time.sleep(pause)
+                with self._outbox:
+                    if not self._closed:
+                        self._outbox.wait(pause)
                 pause = min(2 * pause, 1.0)
         client.close()
 
@@ -255,17 +265,21 @@ class HttpLink:
                     client.call("progress", body)
                     posted_report, posted_at = count, now
                 pause = REPORT_SECONDS
-            except (OSError, Refused):
-                if closing:
+            except (OSError, Refused) as error:
+                # Events are worth some tries more, unless nobody is there to take them.
+                if closing and (isinstance(error, ConnectionRefusedError) or self._is_late()):
                     break
                 pause = min(2 * pause, 1.0)
-                time.sleep(pause)
+                time.sleep(0.05 if closing else pause)
                 continue
             if closing and not self._events:
                 with contextlib.suppress(OSError, Refused):
                     client.call("bye", {"name": self._name})
                 break
         client.close()
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._closed_at > CLOSE_SECONDS
 
     def _deliver(self, client: ControlClient, events: list[tuple[int, str]]) -> None:
         """Post a run of events; the supervisor drops those it has already."""
