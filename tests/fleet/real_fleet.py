@@ -1,13 +1,16 @@
 """A fleet of real processes under a test's control, training a model whose weights count samples.
 
-The model is linear with one weight per sample, the loss of sample i is -w[i], so its gradient is a
-one-hot vector: with lr x global batch per sample, the weights end as the number of times each sample was
-trained. Exactly-once is thus read from what was learned, not from a log.
+The model is linear with one weight per sample and the loss of a batch is minus the sum of its samples'
+weights, so each sample's gradient is a one-hot vector. The loop weights its batches so that the fleet's
+gradient is their sum, not their mean (the units of a step add up to 1): with a learning rate of 1 the
+weights end as the number of times each sample was trained. Exactly-once is thus read from what was
+learned, not from a log.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -25,14 +28,36 @@ from shoal.world.elastic.world import ElasticWorld
 
 
 class Counter(nn.Module):
-    """One weight per sample; ``forward`` of sample numbers is their negative sum."""
+    """One weight per sample; ``forward`` of sample numbers is their negative sum.
 
-    def __init__(self, samples: int) -> None:
+    ``tag`` takes no part in the loss: it shows whose initial weights were taken over.
+    """
+
+    def __init__(self, samples: int, tag: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(samples, dtype=torch.float64))
+        self.tag = nn.Parameter(torch.full((3,), float(tag)))
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         return -self.weight[numbers].sum()
+
+
+class ReadyLink(BoardLink):
+    """Says when its worker stands at the start barrier, its heartbeats already running."""
+
+    def ready(self) -> None:
+        processes.tell("ready")
+        super().ready()
+
+
+class FailsOnce:
+    """A world's reduction that succeeded for all, but that this worker alone saw fail."""
+
+    def __init__(self, world: ElasticWorld) -> None:
+        self._world = world
+
+    def wait(self) -> None:
+        raise self._world._fail(RuntimeError("seen by one member only"))
 
 
 def state_hash(fleet: shoal.Fleet) -> str:
@@ -40,6 +65,17 @@ def state_hash(fleet: shoal.Fleet) -> str:
     from shoal.world.elastic.transport import state_hash as hashed
 
     return hashed(fleet._replica.snapshot())
+
+
+def plain_state(fleet: shoal.Fleet) -> dict[str, Any]:
+    """What the state holds beside tensors, for saying where two workers differ."""
+    tree: Any = fleet._replica.snapshot()
+    return {
+        "progress": tree["progress"],
+        "evaluation": {k: str(v) for k, v in tree["evaluation"].items()},
+        "rule": tree["rule"],
+        "optimizer": str(tree["optimizer"]),
+    }
 
 
 def train(
@@ -52,10 +88,12 @@ def train(
     micro_batch: int | None = None,
     policy: str = "proportional",
     pause_seconds: float = 0.002,
+    slow_seconds: float = 0.002,
     leave_at: int | None = None,
     die_at: int | None = None,
     hang_at: int | None = None,
     die_in_evaluation: int | None = None,
+    fail_at: int | None = None,
     evaluate: bool = True,
     timing: Mapping[str, Any] | None = None,
     scaling: Any = None,
@@ -63,18 +101,15 @@ def train(
     """One worker's whole life; tells (step, samples) every few steps and returns its end."""
     torch.set_num_threads(1)
     torch.manual_seed(slot)
-    processes.tell("up")
-    link = BoardLink(board, slot=slot)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    link = ReadyLink(board, slot=slot)
     world = ElasticWorld(link, timing=Timing(**{"patience_seconds": 30.0, **dict(timing or {})}))
-    model = Counter(samples)
-    with torch.no_grad():
-        model.weight += slot  # joiners must take over weights, not keep their own
-    if slot == 0:
-        nn.init.zeros_(model.weight)
-    # lr times global batch is 1: the multiplier of Linear at reference 1 is the global batch.
-    rule = scaling or shoal.scaling.Linear(reference_batch=1)
+    model = Counter(samples, slot)
+    rule = scaling or shoal.scaling.Unscaled()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     fleet = shoal.init(model, optimizer, scaling=rule, batch_policy=policy, world=world)
+    if fail_at is not None:
+        _fail_once(world, fleet, fail_at)
     numbers = torch.arange(samples)
     trace: list[tuple[int, int, int, float]] = []
     calls = 0
@@ -90,7 +125,7 @@ def train(
     scores: list[float] = []
     for _ in fleet.epochs(epochs):
         for batch in fleet.batches(numbers, local_batch=local_batch, micro_batch=micro_batch):
-            fleet.backward(model(batch), reduction="sum")
+            fleet.backward(model(batch), reduction="sum", weight=first_of_step(fleet, batch, samples))
             if die_at is not None and fleet.step_count >= die_at:
                 os.kill(os.getpid(), 9)
             if hang_at is not None and fleet.step_count >= hang_at:
@@ -98,15 +133,18 @@ def train(
                 os.kill(os.getpid(), 19)
             if leave_at is not None and fleet.step_count >= leave_at:
                 world.request_leave()
-            time.sleep(pause_seconds)
+            time.sleep(pause_seconds if hurried(board) else slow_seconds)
             if fleet.step():
                 trace.append((fleet.step_count, fleet.samples_seen, fleet.workers, fleet.lr))
-                processes.tell(trace[-1])
+                if fleet.step_count <= 150:  # a pipe that nobody reads would fill up
+                    processes.tell(trace[-1])
         if evaluate:
             scores.append(fleet.evaluate(numbers, count, local_batch=max(1, samples // 7))["mean"])
     result = {
         "weight": model.weight.detach().tolist(),
+        "tag": model.tag.tolist(),
         "hash": state_hash(fleet),
+        "plain": plain_state(fleet),
         "trace": trace,
         "scores": scores,
         "samples_seen": fleet.samples_seen,
@@ -114,6 +152,36 @@ def train(
     }
     fleet.close()
     return result
+
+
+def hurried(board: str) -> bool:
+    """Whether the test has nothing more to do to this fleet, so that it may run to its end."""
+    return os.path.exists(board + ".hurry")
+
+
+def first_of_step(fleet: shoal.Fleet, batch: torch.Tensor, samples: int) -> float:
+    """1 for the batch with the step's first sample, 0 for all others: a step's units add up to 1."""
+    cursor = fleet.samples_seen
+    order = shoal.data.Order(n=samples, seed=0, epoch=cursor // samples)
+    return float(int(batch[0]) == int(order.take(cursor % samples, cursor % samples + 1)[0]))
+
+
+def _fail_once(world: ElasticWorld, fleet: shoal.Fleet, step: int) -> None:
+    """From ``step`` on, let one reduction succeed for the others and fail here."""
+    reduce = world.all_reduce
+    done = False
+
+    def all_reduce(tensor: torch.Tensor) -> Any:
+        nonlocal done
+        work = reduce(tensor)
+        if done or fleet.step_count < step or fleet.workers < 2:
+            return work
+        done = True
+        work.wait()
+        return FailsOnce(world)
+
+    world.all_reduce = all_reduce  # type: ignore[method-assign]
+    fleet._stepper.reducer._all_reduce = all_reduce
 
 
 def digest(result: Mapping[str, Any]) -> str:
