@@ -125,7 +125,7 @@ def test_after_the_loss_of_all_that_trained_the_barrier_gathers_anew():
     assert roster.lost_everybody()
     assert not roster.lost_everybody()  # told once
     roster.add()
-    assert not Roster.wait_ready(roster, "w9", 0.0)  # w2 alone does not begin
+    assert not roster.wait_ready("w2", 0.0)  # w2 alone does not begin
     assert roster.wait_ready("w3", 0.0)
 
 
