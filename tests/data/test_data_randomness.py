@@ -43,8 +43,16 @@ def test_every_part_of_the_key_matters() -> None:
         assert len(set(column)) == 4
 
 
+def test_torch_and_numpy_are_seeded_apart() -> None:
+    """They run the same algorithm, so equal seeds would give both the same bits."""
+    with SampleRandomness(0, 0) as randomness:
+        for index in range(100):
+            randomness.at(index)
+            key = np.random.get_state()[1]
+            assert torch.initial_seed() != int(key[0])
+
+
 def test_the_generators_of_one_read_are_independent() -> None:
-    """torch and numpy run the same algorithm: equal seeds would give them equal numbers."""
     values = torch.tensor([read(0, 0, index) for index in range(2000)], dtype=torch.float64)
     correlation = torch.corrcoef(values.T) - torch.eye(5, dtype=torch.float64)
     assert correlation.abs().max() < 4.5 / 2000**0.5
