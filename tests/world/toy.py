@@ -35,8 +35,9 @@ FAST = Timing(
     form_seconds=3.0,
     knock_seconds=0.4,
     regather_seconds=0.4,
-    exchange_floor_seconds=4.0,
-    first_exchange_seconds=8.0,
+    exchange_floor_seconds=20.0,
+    first_exchange_seconds=20.0,
+    silent_peer_seconds=1.5,
     heal_seconds=20.0,
     transfer_idle_seconds=4.0,
     patience_seconds=25.0,
@@ -187,9 +188,14 @@ def train(
     evaluate_until: int = -1,
     die_while_healing: bool = False,
     die_after_leave: bool = False,
+    die_connecting: bool = False,
+    hang_at: int = -2,
+    slow: tuple[int, int, float] = (0, 0, 0.0),
+    stands_at: tuple[int, str] | None = None,
     pretend_torchft: str = "",
 ) -> dict[str, object]:
     """The body of a worker process: train until the cursor has reached ``until``."""
+    from shoal.world.elastic import groups
     from shoal.world.elastic.world import ElasticWorld
 
     logging.basicConfig(
@@ -205,7 +211,16 @@ def train(
     trainer = Trainer(world, toy, directory / f"w{slot}.steps", pause_seconds)
     signal.signal(signal.SIGTERM, lambda *_: world.request_leave())
 
+    if stands_at is not None:
+        toy.commits, toy.lineage = stands_at
+        toy.history = len(toy.lineage)
+        toy.weights.fill_(toy.history)
+
     def at(place: str, commits: int) -> None:
+        if place == "drawn" and commits == hang_at:
+            time.sleep(600)
+        if place == "drawn" and slow[0] <= commits < slow[1]:
+            time.sleep(slow[2])
         if die_at and (place, commits) == tuple(die_at):
             os.kill(os.getpid(), signal.SIGKILL)
         if place == "reduced" and commits == fail_at and trainer.failures == 0:
@@ -214,6 +229,8 @@ def train(
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    if die_connecting:
+        groups._engine = lambda *_: die()
     trainer.at = at
     if die_while_healing:
         toy.on_restore = die

@@ -18,7 +18,8 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic, sleep
@@ -33,6 +34,7 @@ from shoal.world.elastic.timing import Timing
 
 _log = logging.getLogger(__name__)
 _DESCRIPTORS = "/proc/self/fd"
+_LOOK_SECONDS = 0.1
 
 
 class FormFailed(ShoalError):
@@ -95,13 +97,14 @@ class Ground:
         self.listener = _listening_port(set(_sockets()) - before)
 
     def meet(self, owner: Member) -> dist.Store:
-        """A connection to the store of ``owner``.
+        """A new connection to the store of ``owner``, this worker's own included.
+
+        A connection serves one request at a time, so that an attempt that was given up while it
+        waited for a key would block the next one on the same connection.
 
         Raises:
             FormFailed: nobody listens there any more.
         """
-        if owner.store == self.store_address:
-            return self.store
         host, port = split_address(owner.store)
         limit = self.timing.form_seconds
         try:
@@ -122,12 +125,12 @@ class Group:
     """The connections of one membership.
 
     Args:
-        engine: the process group.
+        engine: the process group; None for connections that never became one.
         sockets: its connections, as descriptor → identity.
     """
 
-    def __init__(self, engine: dist.ProcessGroupGloo, sockets: Mapping[int, str]):
-        self._engine: dist.ProcessGroupGloo | None = engine
+    def __init__(self, engine: dist.ProcessGroupGloo | None, sockets: Mapping[int, str]):
+        self._engine = engine
         self._sockets = dict(sockets)
         self._options = dist.AllreduceOptions()
         self._limit = 0.0
@@ -148,14 +151,19 @@ class Group:
             self._options.timeout = timedelta(seconds=limit_seconds)
         return engine.allreduce([tensor], self._options)  # pyright: ignore - stubs lack it
 
-    def close(self) -> None:
-        """Cut all connections: peers and our own threads that wait in this group fail at once."""
-        engine, self._engine = self._engine, None
-        if engine is None:
-            return
+    def sever(self) -> None:
+        """Cut all connections: peers and our own threads that wait in this group fail at once.
+
+        May be called from any thread.
+        """
         for descriptor, identity in self._sockets.items():
             _shut_down(descriptor, identity)
-        del engine
+
+    def close(self) -> None:
+        """Cut all connections and forget the group. Harmless when called twice."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self.sever()
 
 
 def form(
@@ -188,19 +196,21 @@ def form(
     started = monotonic()
     limit = ground.timing.form_seconds
     rank = next(i for i, member in enumerate(members) if member.name == me)
+    others = [member for i, member in enumerate(members) if i != rank]
     store = dist.PrefixStore(token, ground.meet(owner))
-    ports = {member.listener for i, member in enumerate(members) if i != rank}
+    ports = {member.listener for member in others}
     before = _connections(ground.listener, ports)
     try:
         _roll_call(store, members, rank, secret, started + limit)
-        options = dist.ProcessGroupGloo._Options()  # pyright: ignore - stubs lack it
-        options._devices = [ground.device]
-        options._threads = 2
-        options._timeout = timedelta(seconds=limit)
-        engine = dist.ProcessGroupGloo(store, rank, len(members), options)
     except RuntimeError as error:
-        raise FormFailed(f"membership {token} could not be connected: {error}") from error
-    connections = dict(_connections(ground.listener, ports).items() - before.items())
+        raise FormFailed(f"the store of {owner.name} is gone: {error}") from error
+    try:
+        engine = _engine(ground, store, rank, len(members), lambda: _look_for(others, secret))
+    except FormFailed:
+        # Whoever is connected to us already must not wait for us.
+        Group(None, _fresh(ground, ports, before)).sever()
+        raise
+    connections = _fresh(ground, ports, before)
     _log.debug(
         "membership %s of %d formed in %.1f ms, %d connections",
         token,
@@ -209,6 +219,36 @@ def form(
         len(connections),
     )
     return Group(engine, connections)
+
+
+def _engine(
+    ground: Ground, store: dist.Store, rank: int, size: int, look: Callable[[], None]
+) -> dist.ProcessGroupGloo:
+    """Connect to all members, in a thread: while it waits we look whether they are still there.
+
+    A thread that is left behind ends by its time limit, and its connections with it.
+    """
+    options = dist.ProcessGroupGloo._Options()  # pyright: ignore - stubs lack it
+    options._devices = [ground.device]
+    options._threads = 2
+    options._timeout = timedelta(seconds=ground.timing.form_seconds)
+    outcome: list[dist.ProcessGroupGloo | BaseException] = []
+    done = threading.Event()
+
+    def connect() -> None:
+        try:
+            outcome.append(dist.ProcessGroupGloo(store, rank, size, options))
+        except BaseException as error:
+            outcome.append(error)
+        done.set()
+
+    threading.Thread(target=connect, name="shoal-connect", daemon=True).start()
+    while not done.wait(_LOOK_SECONDS):
+        look()
+    engine = outcome.pop()
+    if isinstance(engine, BaseException):
+        raise FormFailed(f"the members could not connect: {engine}") from engine
+    return engine
 
 
 def _roll_call(
@@ -221,27 +261,30 @@ def _roll_call(
     """
     store.set(f"here/{rank}", "1")
     missing = {i: member for i, member in enumerate(members) if i != rank}
-    pause, next_search = 0.0005, monotonic() + 0.05
-    while missing:
-        for i in list(missing):
-            if store.check([f"here/{i}"]):
-                del missing[i]
+    pause, next_look = 0.0005, monotonic() + _LOOK_SECONDS
+    while True:
+        missing = {i: m for i, m in missing.items() if not store.check([f"here/{i}"])}
         if not missing:
             return
         now = monotonic()
         if now >= deadline:
             names = ", ".join(member.name for member in missing.values())
             raise FormFailed(f"{names} did not come to the meeting")
-        if now >= next_search:
-            for i, member in missing.items():
-                where = fetch_where(member.state, secret, 1.0)
-                if where is None and not store.check([f"here/{i}"]):
-                    raise FormFailed(f"{member.name} is gone")
-                if where is not None and where.get("nonce") != member.nonce:
-                    raise FormFailed(f"{member.name} is asking for another quorum")
-            next_search = monotonic() + 0.1
+        if now >= next_look:
+            _look_for(list(missing.values()), secret)
+            next_look = monotonic() + _LOOK_SECONDS
         sleep(pause)
         pause = min(2 * pause, 0.01)
+
+
+def _look_for(members: Sequence[Member], secret: str) -> None:
+    """Raise FormFailed if a member is gone, or has given this membership up."""
+    for member in members:
+        where = fetch_where(member.state, secret, 1.0)
+        if where is None:
+            raise FormFailed(f"{member.name} is gone")
+        if where.get("nonce") != member.nonce:
+            raise FormFailed(f"{member.name} is asking for another quorum")
 
 
 def _sockets() -> dict[int, str]:
@@ -293,6 +336,11 @@ def _connections(listener: int, peers: set[int]) -> dict[int, str]:
             if (listener and local == listener) or (remote in peers and remote):
                 found[descriptor] = identity
     return found
+
+
+def _fresh(ground: Ground, ports: set[int], before: Mapping[int, str]) -> dict[int, str]:
+    """Connections that were not there before."""
+    return dict(_connections(ground.listener, ports).items() - before.items())
 
 
 def _shut_down(descriptor: int, identity: str) -> None:

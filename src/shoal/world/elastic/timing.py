@@ -11,6 +11,7 @@ from shoal.errors import UsageError
 
 _log = logging.getLogger(__name__)
 _RECENT = 64
+_FEW = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,14 @@ class Timing:
         first_exchange_seconds: time limit of a reduction before any step time is known.
         heal_seconds: time limit of a reduction in the first exchange after a quorum in which somebody
             has to be given the state; the others wait for it there. A dead one is seen at once.
-        exchange_floor_seconds: least time limit of a reduction.
+        exchange_floor_seconds: least time limit of a reduction. It is long, because a peer may be busy
+            with something else than a step for once (a checkpoint, a first compilation), and because
+            dead peers are noticed otherwise.
         exchange_factor: the limit is this times the longest recent time between two commits.
+        silent_peer_seconds: in an exchange that lasts, a peer whose process does not answer for this
+            long is given up (a lost host, a suspended process).
+        shrink_doubt_seconds: for this long a quorum is asked for again if a member of the last one is
+            not in it although its process answers.
         transfer_idle_seconds: a transfer of the state that stands still this long has failed.
         patience_seconds: how long to wait for the coordinator, or for enough workers, before the
             run stops in an orderly way.
@@ -51,10 +58,12 @@ class Timing:
     knock_seconds: float = 1.0
     regather_seconds: float = 0.5
     form_seconds: float = 5.0
-    first_exchange_seconds: float = 30.0
+    first_exchange_seconds: float = 120.0
     heal_seconds: float = 300.0
-    exchange_floor_seconds: float = 10.0
+    exchange_floor_seconds: float = 60.0
     exchange_factor: float = 20.0
+    silent_peer_seconds: float = 10.0
+    shrink_doubt_seconds: float = 2.0
     transfer_idle_seconds: float = 15.0
     patience_seconds: float = 60.0
     quorum_every: int = 50
@@ -90,22 +99,27 @@ class Pace:
         now = monotonic()
         if self._last is not None:
             self._recent.append(now - self._last)
-            if len(self._recent) >= 4:
-                self._set(self._timing.exchange_factor * max(self._recent))
+            if len(self._recent) >= _FEW:
+                longest = max(self._recent)
+                wanted = max(
+                    self._timing.exchange_floor_seconds, self._timing.exchange_factor * longest
+                )
+                # Small movements are not worth a line, and a limit may lag a little behind.
+                if wanted > 1.25 * self.limit_seconds or wanted < 0.5 * self.limit_seconds:
+                    self._set(wanted, f"the longest recent step took {longest:.3f} s")
         self._last = now
 
     def interrupted(self) -> None:
         """The time until the next commit says nothing of a step's length."""
         self._last = None
 
-    def _set(self, wanted: float) -> None:
-        limit = max(self._timing.exchange_floor_seconds, wanted)
-        # Small movements are not worth a line, and a limit may lag a little behind.
-        if limit > 1.25 * self.limit_seconds or limit < 0.5 * self.limit_seconds:
-            _log.info(
-                "time limit of an exchange: %.1f s, was %.1f s (longest recent step %.3f s)",
-                limit,
-                self.limit_seconds,
-                max(self._recent),
-            )
-            self.limit_seconds = limit
+    def timed_out(self) -> None:
+        """A peer was slower than the limit: without a longer one it would be so for ever."""
+        self._recent.clear()
+        self._set(2 * self.limit_seconds, "an exchange ran out of time")
+
+    def _set(self, limit: float, why: str) -> None:
+        _log.info(
+            "time limit of an exchange: %.1f s, was %.1f s: %s", limit, self.limit_seconds, why
+        )
+        self.limit_seconds = limit

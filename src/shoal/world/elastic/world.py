@@ -34,9 +34,10 @@ from shoal.world.elastic.election import Verdict, elect
 from shoal.world.elastic.groups import FormFailed, Ground, Group, Member, form
 from shoal.world.elastic.quorum import Ballot, Coordinator, check_versions
 from shoal.world.elastic.reductions import DONE, LostReduction, Reduction
-from shoal.world.elastic.state_server import StateServer, fetch_state, join_address
+from shoal.world.elastic.state_server import StateServer, fetch_state, fetch_where, join_address
 from shoal.world.elastic.timing import Pace, Timing
 from shoal.world.elastic.transport import TransferError
+from shoal.world.elastic.watch import PeerWatch
 
 _log = logging.getLogger(__name__)
 
@@ -70,9 +71,11 @@ class ElasticWorld:
         self._coordinator = Coordinator(link, timing)
         self._ground = Ground(link.advertise, device, timing)
         self._server = StateServer(link.advertise, link.token, timing.transfer_idle_seconds)
+        self._watch = PeerWatch(link.token, timing, self._give_up)
         self._holder: StateHolder | None = None
         self._membership: Membership | None = None
         self._members: dict[str, Member] = {}
+        self._peers: tuple[Member, ...] = ()
         self._group: Group | None = None
         self._changes: list[Change] = []
         self._entered = False
@@ -90,6 +93,7 @@ class ElasticWorld:
         self._open = False
         self._failure: BaseException | None = None
         self._limit_seconds = timing.first_exchange_seconds
+        self._begun = 0.0
         self._left = False
         self._closed = False
         self._versions = {
@@ -131,6 +135,9 @@ class ElasticWorld:
             self._renew(shrink_only)
         self._open = True
         self._failure = None
+        self._begun = monotonic()
+        if self._peers:
+            self._watch.exchange_begins(self._peers)
         assert self._membership is not None
         return self._membership
 
@@ -161,6 +168,7 @@ class ElasticWorld:
     def settle(self, flags: Tensor | None) -> None:
         """End the exchange: the summed flags on the CPU, or None if this worker saw it fail."""
         self._open = False
+        self._watch.exchange_ends()
         self._server.withdraw()
         if flags is None:
             self._cut()
@@ -222,6 +230,7 @@ class ElasticWorld:
             return
         self._closed = True
         self._coordinator.close()
+        self._watch.close()
         self._cut()
         self._server.close()
         self._link.close()
@@ -235,7 +244,8 @@ class ElasticWorld:
             self._coordinator.start()
             self._link.ready()
             self._entered = True
-        deadline = monotonic() + timing.patience_seconds
+        started = monotonic()
+        deadline = started + timing.patience_seconds
         refusal = ""
         while True:
             knocks = self._link.joins()
@@ -248,6 +258,8 @@ class ElasticWorld:
                 check_versions(ballot, peers)
                 peers = _admitted(peers)
                 refused = self._refusal(ballot.name, peers)
+                if not refused and monotonic() - started < timing.shrink_doubt_seconds:
+                    refused = self._doubt(peers)
                 if not refused:
                     try:
                         self._adopt(peers)
@@ -308,6 +320,18 @@ class ElasticWorld:
             return "only blank workers are here, but a worker that has trained is alive elsewhere"
         return ""
 
+    def _doubt(self, peers: Mapping[str, Ballot]) -> str:
+        """Why this quorum looks too small: a member that is missing in it is alive.
+
+        A coordinator that has just come back may not have heard of everybody. Should the members of
+        the quorum disagree, those that accept it find the others asking for another one.
+        """
+        for member in self._peers:
+            missing = member.name not in peers and member.name not in self._departed
+            if missing and fetch_where(member.state, self._link.token, 0.3) is not None:
+                return f"{member.name} is alive but not in the quorum"
+        return ""
+
     def _adopt(self, peers: Mapping[str, Ballot]) -> None:
         """Become a member of this quorum: connect, and hand over or take the state.
 
@@ -338,7 +362,12 @@ class ElasticWorld:
             token = peers[verdict.owner].nonce
             self._connect(members, verdict.owner, token)
             self._hand_over(members, verdict, token)
-        self._members = members
+        self._know(members)
+
+    def _know(self, members: Mapping[str, Member]) -> None:
+        """Remember the members' latest ballots."""
+        self._members = dict(members)
+        self._peers = tuple(m for name, m in members.items() if name != self._link.name)
 
     def _shrink_locally(self) -> None:
         """Go on without those that left in order; no quorum is needed."""
@@ -354,7 +383,7 @@ class ElasticWorld:
             self._cut()
             self._must_ask = True
         else:
-            self._members = rest
+            self._know(rest)
 
     def _connect(self, members: Mapping[str, Member], owner: str, token: str) -> None:
         """Form the group of ``members`` and let the old one go."""
@@ -411,7 +440,17 @@ class ElasticWorld:
             self._failure = error
             _log.info("exchange failed: %s", error)
             self._cut()
+            ran_out = monotonic() - self._begun >= self._limit_seconds
+            if ran_out and self._limit_seconds == self._pace.limit_seconds:
+                self._pace.timed_out()
         return ExchangeFailed(f"a peer was lost during an exchange: {error}")
+
+    def _give_up(self, name: str) -> None:
+        """A peer stays silent (called in the watching thread): end the exchange that waits for it."""
+        group = self._group
+        _log.warning("worker %s does not answer; going on without it", name)
+        if group is not None:
+            group.sever()
 
     def _cut(self) -> None:
         """Tear the connections down, so that whoever waits for us sees it at once."""
