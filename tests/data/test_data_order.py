@@ -137,7 +137,7 @@ def test_orders_are_frozen(n: int, seed: int, epoch: int, samples: list[int]) ->
 @pytest.mark.parametrize("lag", [1, 2, "stride"])
 def test_neighbours_are_uncorrelated(n: int, lag: int | str) -> None:
     """Over seeds, r * sqrt(m) of position i with position i + lag is standard normal."""
-    seeds = 300
+    seeds = 200
     step = round(n**0.5) if lag == "stride" else int(lag)  # the network's halves change at sqrt(n)
     if n > 2**20 and lag == "stride":
         first = np.arange(4000)
@@ -157,10 +157,10 @@ def test_neighbours_are_uncorrelated(n: int, lag: int | str) -> None:
     assert 0.6 < z.var() < 1.5
 
 
-@pytest.mark.parametrize("n", [7, 100, 1024, 1025, 60_000, 2**16 + 1, 2**40 - 3])
+@pytest.mark.parametrize("n", [7, 1024, 1025, 60_000, 2**40 - 3])
 @pytest.mark.parametrize("over", ["seeds", "epochs"])
 def test_every_position_and_every_sample_is_uniform(n: int, over: str) -> None:
-    keys = 3000
+    keys = 2000
     bins = min(n, 20)
     where = np.array([0, 1, n // 3, n // 2, n - 1], dtype=np.int64)
     counts = np.zeros((2, where.size, bins))
@@ -175,12 +175,12 @@ def test_every_position_and_every_sample_is_uniform(n: int, over: str) -> None:
     assert statistics.max() < chi_square_limit(bins - 1, z=4.5)
 
 
-@pytest.mark.parametrize("n", [1025, 60_000, 2**16 + 1, 2**40 - 3])
+@pytest.mark.parametrize("n", [1025, 60_000, 2**40 - 3])
 @pytest.mark.parametrize("gap", [1, "half", "row"])
 def test_pairs_of_positions_are_uniform(n: int, gap: int | str) -> None:
     """Positions that share a half of the network are no more alike than any others."""
     other = {"half": n // 2, "row": -(-n // round(n**0.5 + 0.5))}.get(str(gap), 1)
-    keys, bins = 5000, 5
+    keys, bins = 4000, 5
     counts = np.zeros((bins, bins))
     pair = np.array([0, other], dtype=np.int64)
     for seed in range(keys):
