@@ -241,6 +241,7 @@ def test_another_machine_adds_workers_and_replaces_its_own(run, tmp_path):
     pid = {m["name"]: m["pid"] for m in one.control("status")["members"]}["w4"]
     stop(pid)
     one.until_at_work("w3", "w5")
+    assert codes(one)["w4"] == (-9, "elsewhere")
     far.process.send_signal(signal.SIGTERM)  # that machine goes away
     assert far.wait() == 0
     assert one.control("status")["workers"] == 1
@@ -284,6 +285,6 @@ def test_a_killed_joiner_leaves_no_orphans(run, tmp_path):
     far.process.kill()
     until(lambda: not is_running(pid), "end of w1", 10.0)
     # Nobody tells of its end: its silence does.
-    until(lambda: "w1" in codes(one), "w1 given up")
+    until(lambda: codes(one).get("w1") == (-9, "lost"), "w1 given up")
     one.finish()
     assert one.wait() == 0

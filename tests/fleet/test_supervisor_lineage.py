@@ -95,11 +95,14 @@ def test_a_summary_is_made_of_the_files_alone(tmp_path):
         events.append({"kind": "start", "time": 100.0})
         events.append({"kind": "worker_started", "time": 100.0, "worker": "w0"})
         events.append({"kind": "join", "time": 101.0, "step": 1, "worker": "w0", "names": ["w1"]})
-        events.append({"kind": "respawn", "time": 102.0, "worker": "w1", "survivor": False})
-        events.append({"kind": "respawn", "time": 103.0, "worker": "w2", "survivor": True})
+        events.append({"kind": "respawn", "time": 102.0, "worker": "w1"})
+        lost = {"kind": "worker_exited", "time": 103.0, "worker": "w2", "code": 1}
+        events.append({**lost, "survivor": True})
         events.append({"kind": "evaluate", "time": 104.0, "worker": "w0", "scores": {"acc": 0.5}})
         events.append({"kind": "worker_exited", "time": 105.0, "worker": "w0", "code": 0})
         events.append({"kind": "end", "time": 106.5, "total_samples": 20})
+        events.append({"kind": "start", "time": 500.0})  # resumed much later, for a second
+        events.append({"kind": "end", "time": 501.0, "total_samples": 20})
     for name in ("w0", "w1"):
         with Journal(run / "metrics" / f"{name}.jsonl") as metrics:
             metrics.append({**row("a", None, 1, 0, 8, 101.0), "loss": 2.0})
@@ -107,12 +110,12 @@ def test_a_summary_is_made_of_the_files_alone(tmp_path):
     summary = build(run, 75)
     write_json(run / "summary.json", summary)
     assert "NaN" not in (run / "summary.json").read_text()
-    assert summary["seconds"] == 6.5
+    assert summary["seconds"] == 7.5
     assert (summary["steps"], summary["samples_expected"], summary["samples_used"]) == (2, 20, 16)
     assert (summary["samples_repeated"], summary["samples_missed"]) == (0, 4)
-    assert (summary["restarts_of_survivors"], summary["respawns"]) == (1, 2)
+    assert (summary["restarts_of_survivors"], summary["respawns"]) == (1, 1)
     assert summary["events"] == [{"kind": "join", "time": 101.0, "step": 1, "names": ["w1"]}]
-    assert summary["workers"] == {"w0": 0}
+    assert summary["workers"] == {"w0": 0, "w2": 1}
     assert len(summary["evaluations"]) == 1
     assert (summary["resumable"], summary["exit_code"]) == (True, 75)
 

@@ -74,6 +74,11 @@ def test_a_killed_supervisor_leaves_no_orphans(run, tmp_path):
     assert all(is_running(pid) for pid in pids)
     one.process.kill()
     until(lambda: not any(is_running(pid) for pid in pids), "end of all that was started", 10.0)
+    # Nothing stands in the way of going on.
+    again = run(TRAIN, "--workers", "1", "--resume")
+    again.until_at_work("w2")
+    again.finish()
+    assert again.wait() == 0
 
 
 def test_a_killed_worker_takes_its_children_along_and_is_replaced(run, tmp_path):
@@ -124,6 +129,42 @@ def test_a_worker_that_dies_again_and_again_is_given_up(run):
     one.finish()
     assert one.wait() == 0
     assert json.loads((one.run_dir / "summary.json").read_text())["workers"]["w0"] == 0
+
+
+def test_a_survivor_that_crashes_is_counted(run):
+    crash = WORKER + (
+        "def work(step):\n"
+        "    report(step)\n"
+        "    if link.name == 'w1' and step == 20:\n"
+        "        raise RuntimeError('lost its peers')\n"
+        "train()\n"
+    )
+    one = run(crash, "--workers", "2")
+    one.until_at_work("w0", "w2")
+    one.finish()
+    assert one.wait() == 0
+    summary = json.loads((one.run_dir / "summary.json").read_text())
+    assert (summary["respawns"], summary["restarts_of_survivors"]) == (1, 1)
+
+
+def test_a_script_runs_as_if_by_python_itself(run, tmp_path):
+    (tmp_path / "beside.py").write_text("value = 7\n")
+    one = run(
+        "import beside, multiprocessing, sys\n"
+        "class Thing:\n"
+        "    pass\n"
+        "def double(queue, thing):\n"
+        "    queue.put((type(thing).__name__, 2 * beside.value))\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    queue = context.Queue()\n"
+        "    child = context.Process(target=double, args=(queue, Thing()))\n"
+        "    child.start()\n"
+        "    print('got', *queue.get(), sys.path[0] == __file__.rpartition('/')[0])\n"
+        "    child.join()\n"
+    )
+    assert one.wait() == 0, one.out
+    assert "got Thing 14 True" in one.out
 
 
 def test_below_the_minimum_and_out_of_restarts_the_run_stops_resumable(run):

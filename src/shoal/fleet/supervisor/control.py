@@ -131,7 +131,10 @@ class Verbs:
         return {"names": [member.name for member in members], **self._joined()}
 
     def _exited(self, body: Body) -> Reply:
-        self._roster.ended(_text(body, "name"), _integer(body, "code"))
+        member = self._roster.get(_text(body, "name"))
+        if member is None or not member.host:
+            raise BadRequest(400, "only workers of another machine are reported ended")
+        self._roster.ended(member.name, _integer(body, "code"))
         return {}
 
     def _orders(self, body: Body) -> Reply:

@@ -17,7 +17,9 @@ def threads_per_worker(settings: Settings) -> int:
     for event in settings.events:
         workers += event.workers_change
         most = max(most, workers)
-    return max(1, len(os.sched_getaffinity(0)) // most)
+    usable = getattr(os, "sched_getaffinity", None)
+    cores = len(usable(0)) if usable is not None else os.cpu_count() or 1
+    return max(1, cores // most)
 
 
 def worker_environment(settings: Settings, name: str, control: str, token: str) -> dict[str, str]:

@@ -190,11 +190,14 @@ class Supervisor:
             member = self.roster.ended(name, code)
             assert member is not None
             self._after_end(member, code, now)
+        for member in self.roster.take_ended_elsewhere():
+            self._record_end(member, "elsewhere")
         for member in self.roster.alive():
             lost = member.heard or member.started
             if member.host and now - lost > 2 * self.settings.hang_seconds:
                 self.roster.ended(member.name, -signal.SIGKILL)
-                self._out.record("worker_exited", worker=member.name, code=None, reason="lost")
+                self.roster.take_ended_elsewhere()
+                self._record_end(member, "lost")
         if not self.roster.stopping and not self.roster.finishing:
             self._note_lost_fleet()
 
@@ -208,10 +211,10 @@ class Supervisor:
         self._out.ended(member.name)
         stopping = self.roster.stopping
         ending = classify(member, code, last_line(log), stopping=stopping)
-        fields: dict[str, object] = {"worker": member.name, "pid": member.pid, "code": code}
-        if code < 0:
-            fields["signal"] = signal.Signals(-code).name
-        self._out.record("worker_exited", **fields, reason=ending.reason)
+        in_training = not stopping and not self.roster.finishing
+        self._record_end(
+            member, ending.reason, survivor=ending.is_crash and member.commits > 0 and in_training
+        )
         self._succeeded += code == SUCCESS
         if ending.reason == "finished":
             self.roster.grow(-1)
@@ -221,6 +224,22 @@ class Supervisor:
             self._fail_after_finish(member, ending)
         elif ending.replace and not stopping:
             self._replace(member, ending, now)
+
+    def _record_end(self, member: Member, reason: str, *, survivor: bool = False) -> None:
+        """``survivor``: it had taken part and failed though nobody had meant it."""
+        fields: dict[str, object] = {"host": member.host} if member.host else {}
+        if member.code is not None and member.code < 0:
+            fields["signal"] = signal.Signals(-member.code).name
+        if survivor:
+            fields["survivor"] = True
+        self._out.record(
+            "worker_exited",
+            worker=member.name,
+            pid=member.pid,
+            code=member.code,
+            reason=reason,
+            **fields,
+        )
 
     def _fail(self, code: int, message: str, already_stopping: bool) -> None:
         if already_stopping and self._exit_code not in (None, RESUMABLE):
@@ -247,10 +266,7 @@ class Supervisor:
         )
         if due is not None and not hopeless:
             self._owed.append(due)
-            survivor = ending.is_crash and member.commits > 0
-            self._out.record(
-                "respawn", worker=member.name, survivor=survivor, delay_seconds=due - now
-            )
+            self._out.record("respawn", worker=member.name, delay_seconds=due - now)
             return
         self.roster.grow(-1)
         left = len(self.roster.staying())
@@ -289,11 +305,13 @@ class Supervisor:
                 if member.name in self._processes:
                     self._processes[member.name].kill()
                 else:
-                    self.roster.ended(member.name, -signal.SIGKILL)
+                    self.roster.ended(member.name, -signal.SIGKILL)  # the machine there is silent
 
     def _missing(self) -> int:
         """Workers wanted on this machine that are not there."""
-        local = sum(not m.host for m in self.roster.staying())
+        # One that was killed for hanging is dealt with when it has ended, like any other death.
+        here = [m for m in self.roster.alive() if not m.host and m.leave is None]
+        local = sum(m.killed in (None, "hang") for m in here)
         return self.roster.wanted_local - local
 
     def _start_missing(self, now: float) -> None:

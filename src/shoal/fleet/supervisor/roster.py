@@ -106,6 +106,7 @@ class Roster:
         self._events: list[tuple[str, dict[str, object]]] = []
         self._marks: tuple[float | None, float | None] = (None, None)
         self._lost = False
+        self._ended_elsewhere: list[Member] = []
         self._gather = start
         self._gather_from: float | None = clock()
 
@@ -153,6 +154,8 @@ class Roster:
             if member is None or not member.alive:
                 return None
             member.ended, member.code = self._clock(), code
+            if member.host:
+                self._ended_elsewhere.append(member)
             alive = [m for m in self._members.values() if m.alive]
             trained = any(m.commits > 0 and m.killed is None for m in alive)
             if code != 0 and not trained and (member.commits > 0 or not alive):
@@ -161,6 +164,12 @@ class Roster:
                 self._lost = member.commits > 0
             self._touch()
             return member
+
+    def take_ended_elsewhere(self) -> list[Member]:
+        """Workers on other machines whose end became known since the last call."""
+        with self._changed:
+            ended, self._ended_elsewhere = self._ended_elsewhere, []
+            return ended
 
     def lost_everybody(self) -> bool:
         """Whether the last worker that had trained ended, other than well, since the last call."""

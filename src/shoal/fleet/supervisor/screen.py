@@ -52,12 +52,14 @@ class Progress:
         """The view at ``now``, of the report that has come furthest."""
         row: Row = max((m.row for m in members), key=lambda r: number(r, "samples", -1), default={})
         samples = number(row, "samples", 0)
-        if not self._history or samples != self._history[-1][1]:
+        if samples > 0 and (not self._history or samples != self._history[-1][1]):
             self._history.append((now, samples))
         while len(self._history) > 2 and now - self._history[1][0] > RATE_SECONDS:
             self._history.popleft()
-        (first, before), (last, after) = self._history[0], self._history[-1]
-        rate = (after - before) / (now - first) if last > first and after > before else None
+        rate = None
+        if len(self._history) > 1:
+            (first, before), (_, after) = self._history[0], self._history[-1]
+            rate = (after - before) / (now - first) if after > before and now > first else None
         return View(
             members=tuple(members),
             step=number(row, "step", 0),

@@ -30,21 +30,17 @@ def build(run_dir: Path, exit_code: int) -> dict[str, object]:
     chain = committed(metrics, since=max(begun, default=0.0))
     expected = _expected(events)
     used, repeated, missed = coverage(chain, expected)
-    started = [_number(event, "time") for event in events if event.get("kind") == "start"]
-    ended = [_number(event, "time") for event in events]
     last = chain[-1] if chain else {}
     return {
         "run": run_dir.name,
-        "seconds": round(max(ended) - min(started), 3) if started else 0.0,
+        "seconds": round(_running_seconds(events), 3),
         "steps": len(chain),
         "samples_expected": expected,
         "samples_used": used,
         "samples_repeated": repeated,
         "samples_missed": missed,
         "loss": last.get("loss"),
-        "restarts_of_survivors": sum(
-            event.get("kind") == "respawn" and bool(event.get("survivor")) for event in events
-        ),
+        "restarts_of_survivors": sum(event.get("survivor") is True for event in events),
         "respawns": sum(event.get("kind") == "respawn" for event in events),
         "events": [_membership(event) for event in events if event.get("kind") in MEMBERSHIP_KINDS],
         "workers": {
@@ -68,6 +64,18 @@ def write_json(path: Path, document: Mapping[str, object], mode: int = 0o644) ->
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def _running_seconds(events: list[dict[str, object]]) -> float:
+    """Seconds between each start and the last event after it; not those in between."""
+    total, started, latest = 0.0, None, 0.0
+    for event in events:
+        now = _number(event, "time")
+        if event.get("kind") == "start":
+            total += latest - started if started is not None else 0.0
+            started = now
+        latest = now
+    return total + (latest - started if started is not None else 0.0)
 
 
 def _rows(paths: Iterable[Path]) -> list[dict[str, object]]:
