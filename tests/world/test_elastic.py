@@ -149,11 +149,11 @@ def test_a_fleet_grows_from_one_to_three_with_equal_states(fleet: Fleet) -> None
 
 def test_workers_that_start_together_start_one_run(fleet: Fleet, tmp_path: Path) -> None:
     fleet.shut()
-    workers = [fleet.start(until=600, offer=offer) for offer in (-1, 7, 7)]
+    workers = [fleet.start(until=300, offer=offer) for offer in (-1, 7, 7)]
     fleet.open()
     results = fleet.results(*workers)
     assert [r["bootstraps"] for r in results] == [0, 1, 0], "the newest checkpoint, smallest name"
-    assert results[0]["commits"] == 7 + 200
+    assert results[0]["commits"] == 7 + 100
     assert all(row["workers"] == 3 for row in rows(tmp_path, "w0") if "commits" in row)
 
 
@@ -162,7 +162,7 @@ def test_workers_that_start_together_start_one_run(fleet: Fleet, tmp_path: Path)
 def test_a_worker_killed_at_any_place_of_a_step(fleet: Fleet, victim: int, place: str) -> None:
     options = [{"die_at": (place, 40)} if slot == victim else {} for slot in range(3)]
     fleet.shut()
-    workers = [fleet.start(until=700, **option) for option in options]
+    workers = [fleet.start(until=260, **option) for option in options]
     fleet.open()
     fleet.died(workers[victim])
     survivors = [worker for worker in workers if worker is not workers[victim]]
@@ -204,7 +204,7 @@ def test_two_of_three_killed_at_once(fleet: Fleet) -> None:
 
 def test_a_planned_leave_fails_no_step_and_needs_no_quorum(fleet: Fleet) -> None:
     fleet.shut()
-    workers = [fleet.start(until=1200) for _ in range(4)]
+    workers = [fleet.start(until=900) for _ in range(4)]
     fleet.open()
     fleet.until_width(workers[0], 4, beyond=10)
     workers[0].terminate()
@@ -233,7 +233,7 @@ def test_a_kill_in_the_very_step_of_a_leave(fleet: Fleet) -> None:
     """The local shrink meets a dead member; a quorum takes over."""
     fleet.shut()
     workers = [
-        fleet.start(until=700, die_at=("started", 60)) if slot == 1 else fleet.start(until=700)
+        fleet.start(until=400, die_at=("started", 60)) if slot == 1 else fleet.start(until=400)
         for slot in range(4)
     ]
     fleet.board.ask_to_leave(3)
@@ -266,7 +266,7 @@ def test_a_survivor_dies_between_the_leave_and_the_local_shrink(fleet: Fleet) ->
 def test_a_failure_seen_by_one_member_only(fleet: Fleet) -> None:
     """Two commit and one does not: it adopts what they committed, and nothing is used twice."""
     fleet.shut()
-    workers = [fleet.start(until=900, fail_at=50 if slot == 1 else -1) for slot in range(3)]
+    workers = [fleet.start(until=300, fail_at=50 if slot == 1 else -1) for slot in range(3)]
     fleet.open()
     results = fleet.results(*workers)
     assert results[1]["restores"] == 2, "once at the start, once after its failure"
@@ -315,11 +315,24 @@ def test_the_coordinator_dies_while_a_quorum_is_wanted(fleet: Fleet) -> None:
 
 def test_a_joiner_that_dies_while_it_is_healed(fleet: Fleet) -> None:
     fleet.shut()
-    workers = [fleet.start(until=1500) for _ in range(2)]
+    workers = [fleet.start(until=800) for _ in range(2)]
     fleet.open()
     fleet.until_width(workers[0], 2, beyond=10)
-    fleet.died(fleet.start(until=1500, die_while_healing=True))
+    fleet.died(fleet.start(until=800, die_while_healing=True))
     fleet.results(*workers)
+    fleet.agree()
+
+
+def test_a_source_that_dies_while_it_serves(fleet: Fleet) -> None:
+    fleet.shut()
+    workers = [fleet.start(until=800, die_serving=slot == 0) for slot in range(2)]
+    fleet.open()
+    # w0 starts the run, and dies when it is asked for its state the second time: by the joiner.
+    fleet.until_width(workers[1], 2, beyond=10)
+    joiner = fleet.start(until=800)
+    fleet.died(workers[0])
+    fleet.results(workers[1], joiner)
+    assert ["kill", 3, 2] in fleet.changes(workers[1])
     fleet.agree()
 
 

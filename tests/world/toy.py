@@ -2,7 +2,8 @@
 
 Every step draws one position per worker from a common cursor. Worker r contributes a one-hot vector
 of its position; the sum is added to ``counts``. So after any history ``counts`` must be exactly one
-below the cursor and zero above it. ``history`` is a hash-like recurrence over the steps' widths.
+below the cursor and zero above it (the cursor wraps around, after which it is one more). ``history``
+is a hash-like recurrence over the steps' widths.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Toy:
         self.ballast = torch.full((ballast,), float(seed))
         self.bootstraps = 0
         self.restores = 0
+        self.snapshots = 0
+        self.on_snapshot: Callable[[int], None] = lambda count: None
         self.on_restore: Callable[[], None] = lambda: None
 
     def position(self) -> Position:
@@ -69,6 +72,8 @@ class Toy:
         self.lineage = f"started by {self.history}"
 
     def snapshot(self) -> dict[str, Tree]:
+        self.snapshots += 1
+        self.on_snapshot(self.snapshots)
         tree = self.tree()
         return {k: v.clone() if isinstance(v, Tensor) else v for k, v in tree.items()}
 
@@ -100,7 +105,8 @@ class Toy:
 
     def check(self) -> None:
         """Exactly-once, from the state itself."""
-        expected = (torch.arange(POSITIONS) < self.cursor).double()
+        rounds, rest = divmod(self.cursor, POSITIONS)
+        expected = rounds + (torch.arange(POSITIONS) < rest).double()
         wrong = int((self.counts != expected).sum())
         assert wrong == 0, f"{wrong} positions below {self.cursor} are not used exactly once"
 
@@ -127,7 +133,7 @@ class Trainer:
         self.at("started", toy.commits)
         rank, workers = membership.ranks[0], membership.workers
         buckets = [torch.zeros(BUCKET, dtype=torch.float64) for _ in range(POSITIONS // BUCKET)]
-        position = toy.cursor + rank
+        position = (toy.cursor + rank) % POSITIONS
         buckets[position // BUCKET][position % BUCKET] = 1.0
         time.sleep(self.pause_seconds)
         self.at("drawn", toy.commits)
@@ -189,6 +195,7 @@ def train(
     die_while_healing: bool = False,
     die_after_leave: bool = False,
     die_connecting: bool = False,
+    die_serving: bool = False,
     hang_at: int = -2,
     slow: tuple[int, int, float] = (0, 0, 0.0),
     stands_at: tuple[int, str] | None = None,
@@ -207,7 +214,7 @@ def train(
     toy = Toy(seed=slot + 1, offer=offer, ballast=ballast)
     world = ElasticWorld(link, timing=timing, min_workers=min_workers)
     if pretend_torchft:
-        world._versions["torchft"] = pretend_torchft
+        world._enrolment._versions["torchft"] = pretend_torchft
     trainer = Trainer(world, toy, directory / f"w{slot}.steps", pause_seconds)
     signal.signal(signal.SIGTERM, lambda *_: world.request_leave())
 
@@ -229,6 +236,8 @@ def train(
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    if die_serving:
+        toy.on_snapshot = lambda count: die() if count == 2 else None
     if die_connecting:
         groups._engine = lambda *_: die()
     trainer.at = at
