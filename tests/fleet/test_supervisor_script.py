@@ -1,5 +1,7 @@
 """Scripts of events: parsed strictly, with errors that name the event and the field."""
 
+import doctest
+
 import pytest
 
 from shoal.errors import UsageError
@@ -97,3 +99,12 @@ def test_a_script_may_not_leave_the_range_of_workers():
         check(parse("[[event]]\nat_step = 1\njoin = 2\n[[event]]\nat_step = 2\nkill = 3"), 1, 1, 3)
     with pytest.raises(UsageError, match=r"event 1 \(join = 3\) makes 4 workers"):
         check(parse("[[event]]\nat_step = 1\njoin = 3"), 1, 1, 3)
+
+
+def test_the_examples_hold():
+    from shoal.fleet.supervisor import script, settings
+
+    for module in (script, settings):
+        result = doctest.testmod(module)
+        assert result.attempted > 0
+        assert result.failed == 0

@@ -1,5 +1,6 @@
 """Journals survive a kill at any byte, and give back what was put in."""
 
+import doctest
 import json
 import math
 import os
@@ -148,3 +149,11 @@ def test_encode_and_decode_are_inverse(row):
     line = encode(row)
     assert "\n" not in line
     assert decode(line) == row
+
+
+def test_the_example_holds():
+    from shoal.ledger import journal
+
+    result = doctest.testmod(journal)
+    assert result.attempted > 0
+    assert result.failed == 0
