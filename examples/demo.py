@@ -125,7 +125,7 @@ def demo(run_dir: Path, epochs: int, data: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=7)
     parser.add_argument("--data", default="auto")
     parser.add_argument("--compare", choices=("static", "linear_at_once"))
     arguments = parser.parse_args()

@@ -125,7 +125,9 @@ def train(
     scores: list[float] = []
     for _ in fleet.epochs(epochs):
         for batch in fleet.batches(numbers, local_batch=local_batch, micro_batch=micro_batch):
-            fleet.backward(model(batch), reduction="sum", weight=first_of_step(fleet, batch, samples))
+            fleet.backward(
+                model(batch), reduction="sum", weight=first_of_step(fleet, batch, samples)
+            )
             if die_at is not None and fleet.step_count >= die_at:
                 os.kill(os.getpid(), 9)
             if hang_at is not None and fleet.step_count >= hang_at:
@@ -192,3 +194,54 @@ def digest(result: Mapping[str, Any]) -> str:
 def board_path(directory: Path) -> str:
     """Where the board of a test lies."""
     return str(directory / "board")
+
+
+def mlp_task() -> tuple[nn.Module, torch.optim.Optimizer, tuple[torch.Tensor, torch.Tensor]]:
+    """A small classifier with BatchNorm and dropout, heavy ball, and data for it."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(1200, 12, generator=generator)
+    y = (x @ torch.randn(12, 4, generator=generator)).argmax(1)
+    torch.manual_seed(5)
+    model = nn.Sequential(
+        nn.Linear(12, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, 4)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)
+    return model, optimizer, (x, y)
+
+
+def train_mlp(
+    board: str | None, slot: int, *, world: Any = None, epochs: int = 2, slow_seconds: float = 0.0
+) -> dict[str, Any]:
+    """Train :func:`mlp_task` in a real fleet, or in ``world``; returns weights and memberships."""
+    torch.set_num_threads(1)
+    if board is not None:
+        world = ElasticWorld(ReadyLink(board, slot=slot), timing=Timing(patience_seconds=30.0))
+    model, optimizer, data = mlp_task()
+    fleet = shoal.init(
+        model,
+        optimizer,
+        scaling=shoal.scaling.Dynamic(reference_batch=8),
+        schedule=shoal.schedules.cosine(warmup_samples=200),
+        world=world,
+    )
+    members: list[tuple[int, int]] = []
+    early: list[float] = []
+    for _ in fleet.epochs(epochs):
+        for x, y in fleet.batches(data, local_batch=8):
+            fleet.backward(nn.functional.cross_entropy(model(x), y))
+            fleet.clip_grad_norm_(2.0)
+            if slow_seconds and board is not None and not hurried(board):
+                time.sleep(slow_seconds)
+            if fleet.step():
+                members.append((fleet.step_count, fleet.workers))
+                if fleet.step_count == 20:
+                    early = nn.utils.parameters_to_vector(model.parameters()).double().tolist()
+                if board is not None and fleet.step_count <= 150:
+                    processes.tell(members[-1])
+    result = {
+        "state": {k: v.double().tolist() for k, v in model.state_dict().items()},
+        "members": members,
+        "after_20_steps": early,
+    }
+    fleet.close()
+    return result

@@ -126,7 +126,9 @@ def random_script(start_run: Any, seed: int) -> None:
         # Long enough for the script on a busy machine; it hurries once the script is over.
         slow_seconds=max(0.004, 20.0 * 3 * local_batch / (samples * epochs)),
         micro_batch=rng.choice([None, 1]),
-        policy=rng.choice(["proportional", "proportional", f"constant:{rng.randint(3, 12)}", "capped:9"]),
+        policy=rng.choice(
+            ["proportional", "proportional", f"constant:{rng.randint(3, 12)}", "capped:9"]
+        ),
         evaluate=rng.random() < 0.7,
     )
     for _ in range(rng.randint(1, 3)):

@@ -1,0 +1,1 @@
+"""Paired measurements; ``python -m benchmarks NAME``."""
