@@ -83,6 +83,16 @@ def table(summary: dict[str, Any], report: Path) -> str:
     return "\n".join([f"\nshoal demo on {summary['dataset']}, {summary['seconds']:.0f} s", *lines])
 
 
+def picture(run_dir: Path) -> None:
+    """Write the report again, now with the comparison, and its figure by itself."""
+    from shoal.report import write_run_report
+    from shoal.report.figures import overview
+    from shoal.report.run import load_run
+
+    write_run_report(run_dir)
+    overview(load_run(run_dir)).savefig(run_dir / "overview.png", dpi=100)
+
+
 def demo(run_dir: Path, epochs: int, data: str) -> int:
     """The whole demo; returns the exit status."""
     from shoal.data import image_task
@@ -118,6 +128,7 @@ def demo(run_dir: Path, epochs: int, data: str) -> int:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(summary, indent=1))
     os.replace(part, path)
+    picture(run_dir)
     print(table(summary, run_dir / "report.html"))
     return 0
 
