@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -42,9 +43,15 @@ class FormFailed(ShoalError):
 
 
 class Pending(Protocol):
-    """A reduction under way in a group; ``wait`` raises RuntimeError when it failed."""
+    """A reduction under way in a group, as torch has it."""
 
-    def wait(self) -> object: ...
+    def wait(self, timeout: timedelta) -> object:
+        """Wait; raise RuntimeError when it failed, and also when ``timeout`` has passed."""
+        ...
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or badly."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +158,12 @@ class Group:
             self._options.timeout = timedelta(seconds=limit_seconds)
         return engine.allreduce([tensor], self._options)  # pyright: ignore - stubs lack it
 
+    def broken(self) -> bool:
+        """Whether a connection has been closed, by a peer or here."""
+        if self._engine is None:
+            return True
+        return any(_is_closed(*connection) for connection in self._sockets.items())
+
     def sever(self) -> None:
         """Cut all connections: peers and our own threads that wait in this group fail at once.
 
@@ -164,6 +177,10 @@ class Group:
         engine, self._engine = self._engine, None
         if engine is not None:
             self.sever()
+            # Its destructor waits for its threads, and one of them may be stuck (see Reduction).
+            last = [engine]
+            del engine
+            threading.Thread(target=last.clear, name="shoal-bury", daemon=True).start()
 
 
 def form(
@@ -341,6 +358,22 @@ def _connections(listener: int, peers: set[int]) -> dict[int, str]:
 def _fresh(ground: Ground, ports: set[int], before: Mapping[int, str]) -> dict[int, str]:
     """Connections that were not there before."""
     return dict(_connections(ground.listener, ports).items() - before.items())
+
+
+def _is_closed(descriptor: int, identity: str) -> bool:
+    """Whether a connection has ended: the descriptor is no longer it, or its peer has hung up."""
+    handle = _duplicate(descriptor)
+    if handle is None:
+        return True
+    with handle:
+        try:
+            if os.readlink(f"{_DESCRIPTORS}/{handle.fileno()}") != identity:
+                return True
+        except OSError:
+            return True
+        poll = select.poll()
+        poll.register(handle, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
 
 def _shut_down(descriptor: int, identity: str) -> None:

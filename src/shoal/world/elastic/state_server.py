@@ -13,6 +13,7 @@ import http.client
 import json
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -149,8 +150,14 @@ class _Server(ThreadingHTTPServer):
         self.owner = owner
 
     def handle_error(self, request: object, client_address: object) -> None:
-        # A peer that dies while it reads is an ordinary event here.
-        _log.info("a transfer to %s broke off", client_address, exc_info=True)
+        # A peer that dies, or loses its patience, while it reads is an ordinary event here.
+        ordinary = isinstance(sys.exception(), OSError)
+        _log.log(
+            logging.DEBUG if ordinary else logging.ERROR,
+            "a reply to %s broke off",
+            client_address,
+            exc_info=not ordinary,
+        )
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -123,7 +123,7 @@ class ElasticWorld:
         if group is None:
             return DONE
         try:
-            return Reduction(group.all_reduce(tensor, self._limit_seconds), self._fail)
+            return Reduction(group.all_reduce(tensor, self._limit_seconds), group, self._fail)
         except RuntimeError as error:
             return LostReduction(self._fail(error))
 
