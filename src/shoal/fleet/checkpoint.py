@@ -111,6 +111,13 @@ class Checkpoints:
             if path not in self._refused and (path / "manifest.json").is_file()
         )
 
+    def _tidy(self, newest: Path) -> None:
+        """Remove older checkpoints, and what killed writers have left of theirs."""
+        old = self._complete()[:-KEPT]
+        old += [p for p in self._directory.glob(".step-*.part") if p.name[1:] < newest.name]
+        for path in old:
+            shutil.rmtree(path, ignore_errors=True)
+
     def _write(self, tree: Mapping[str, Any], step: int) -> None:
         try:
             if not _finite(tree):
@@ -131,9 +138,10 @@ class Checkpoints:
             os.replace(part, final)
             _sync(self._directory)
             self.written.append(step)
-            for old in self._complete()[:-KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
-        except OSError as error:
+            self._tidy(final)
+        except Exception as error:
+            if (self._directory / _name(step) / "manifest.json").is_file():
+                return  # another worker has written the same one
             print(
                 f"shoal: checkpoint at step {step} was not written ({error}); training goes on",
                 file=sys.stderr,
@@ -188,6 +196,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """``value`` as JSON; its tensors go into ``tensors`` under their path."""
     if isinstance(value, Tensor):
+        while name in tensors:
+            name += "'"
         tensors[name] = value.detach().cpu().contiguous()
         return {"tensor": name, "dtype": str(value.dtype)[6:], "shape": list(value.shape)}
     if isinstance(value, Mapping):

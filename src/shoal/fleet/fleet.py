@@ -194,10 +194,10 @@ class Fleet:
                 f"weight = {units}; a loss is a mean over a finite number of units >= 0; pass how many the "
                 "loss is a mean of"
             )
-        self._loop.backward_begun()
-        self._stepper.add(
-            loss, samples=stop - start, weight=units, summed=reduction == "sum", last=last
-        )
+        with self._loop.adding():
+            self._stepper.add(
+                loss, samples=stop - start, weight=units, summed=reduction == "sum", last=last
+            )
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor | None:
         """Clip the fleet's gradient (after the exchange) to ``max_norm`` > 0.

@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from shoal.data.draws import Draws
 from shoal.data.randomness import sample_seed
-from shoal.errors import DivergedError, ResumableStop, ShoalError, UsageError
+from shoal.errors import ResumableStop, ShoalError, UsageError
 from shoal.fleet.checkpoint import Checkpoints
 from shoal.fleet.movement import to_device
 from shoal.fleet.plan import Batching, StepPlan
@@ -124,8 +125,11 @@ class Loop:
             )
         return self._piece
 
-    def backward_begun(self) -> None:
-        """From now on step() may follow."""
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Around a backward pass: once it is done step() may follow; one that fails ends the step."""
+        self._stage = "failed"
+        yield
         self._stage = "exchange"
 
     def between(self, what: str) -> bool:
@@ -214,15 +218,14 @@ class Loop:
                 )
             self._piece = None
         if not plan.pieces:
+            self._broken = True
             self._stepper.launch(void=False)
             self._conclude()
 
     def _conclude(self) -> bool:
-        try:
-            done = self._stepper.finish()
-        except DivergedError:
-            self._broken = True
-            raise
+        self._broken = True
+        done = self._stepper.finish()
+        self._broken = False
         if done is None:
             return False
         first = self.last is None
@@ -249,6 +252,7 @@ class Loop:
         assert self._piece is not None
         done = self._piece[2] and self._stage == "done"
         self._piece = None
+        self._broken |= self._stage == "failed"
         if self._broken:
             return
         alone = plan.membership.workers == len(plan.membership.ranks)

@@ -22,24 +22,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from shoal.errors import UsageError
 
 
 class RunningStatistics:
-    """The running means and variances of a model as one flat tensor with a commit point."""
+    """The running means and variances of a model as one flat tensor with a commit point.
+
+    InstanceNorm layers that keep running statistics are among them.
+
+    Raises:
+        UsageError: the layers keep them in different types of number.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = [
             m
             for m in model.modules()
-            if isinstance(m, _BatchNorm) and isinstance(m.running_mean, Tensor)
+            if isinstance(m, _NormBase) and isinstance(m.running_mean, Tensor)
         ]
         buffers = [b for m in self.layers for b in (m.running_mean, m.running_var)]
         self.size = sum(b.numel() for b in buffers)  # type: ignore[union-attr]
         device = buffers[0].device if buffers else torch.device("cpu")  # type: ignore[union-attr]
-        self.flat = torch.zeros(self.size, device=device)
+        kinds = {b.dtype for b in buffers}  # type: ignore[union-attr]
+        if len(kinds) > 1:
+            raise UsageError(
+                f"model = running statistics in {', '.join(sorted(map(str, kinds)))}; a fleet keeps them "
+                "as one tensor; convert the normalisation layers to one dtype before shoal.init"
+            )
+        self.flat = torch.zeros(self.size, device=device, dtype=next(iter(kinds), torch.float32))
         self.tracked = torch.zeros(len(self.layers), dtype=torch.int64, device=device)
         start = 0
         for i, layer in enumerate(self.layers):
@@ -58,7 +70,7 @@ class RunningStatistics:
         self._tracked_base = self.tracked.clone()
         self._moved = torch.zeros_like(self.flat)
         self._touched = torch.zeros(len(self.layers), device=device)
-        self._single: Tensor | None = None
+        self._single: tuple[Tensor, Tensor] | None = None
         self._pieces = 0
 
     @property
@@ -87,7 +99,8 @@ class RunningStatistics:
         Returns: the share-weighted movement of this micro-batch alone, flat.
         """
         self._pieces += 1
-        self._single = self.flat.clone() if self._pieces == 1 else None
+        alone = self._pieces == 1
+        self._single = (self.flat.clone(), self.tracked.clone()) if alone else None
         moved = (self.flat - self._base).mul_(share)
         self._moved += moved
         self._touched += (self.tracked != self._tracked_base).to(self._touched.dtype)
@@ -101,11 +114,12 @@ class RunningStatistics:
 
     def commit(self, moved: Tensor, touched: Tensor, *, alone: bool) -> None:
         """Apply the fleet's movement. ``alone``: this worker's one piece was the whole step."""
-        if alone and self._pieces == 1 and self._single is not None:
-            self.flat.copy_(self._single)
+        if alone and self._single is not None:
+            self.flat.copy_(self._single[0])
+            self.tracked.copy_(self._single[1])
         else:
             self.flat.copy_(self._base).add_(moved.to(self.flat.dtype))
-        self.tracked.copy_(self._tracked_base).add_((touched > 0).to(torch.int64))
+            self.tracked.copy_(self._tracked_base).add_((touched > 0).to(torch.int64))
         self.mark()
 
     def abandon(self) -> None:
@@ -125,8 +139,8 @@ def install_norm(model: nn.Module, mode: str, sync: Any = None) -> None:
         mode: ``"worker"``, ``"ghost:N"`` (N samples, >= 2) or ``"sync"``.
         sync: with ``"sync"``, the object that sums statistics over the fleet.
 
-    In every mode a channel with a single value (a share of one sample) is normalised with the running
-    statistics and does not move them, where torch raises an error.
+    A channel with a single value (a share of one sample) is normalised with the running statistics and
+    does not move them, where torch raises an error; with ``"sync"`` only if the whole fleet has one.
 
     Raises:
         UsageError: another mode, or a ghost size below 2.
@@ -169,7 +183,7 @@ def _forward(self: Any, x: Tensor) -> Tensor:
     self._check_input_dim(x)
     if not self.training:
         return _normalise(self, x, self.running_mean, self.running_var, training=False)
-    if self.shoal_sync is not None:
+    if self.shoal_sync is not None and self.shoal_sync.active:
         return self.shoal_sync.normalise(self, x)
     values = x.numel() // max(1, x.shape[1])
     if values <= 1 and self.running_mean is not None:
@@ -181,7 +195,8 @@ def _forward(self: Any, x: Tensor) -> Tensor:
     return _normalise(self, x, self.running_mean, self.running_var, training=True)
 
 
-def _momentum(layer: Any) -> float:
+def momentum_of(layer: Any) -> float:
+    """By how much a batch moves the running statistics of ``layer``."""
     if layer.momentum is not None:
         return layer.momentum
     return 1.0 / max(1.0, float(layer.num_batches_tracked))
@@ -195,7 +210,7 @@ def _normalise(layer: Any, x: Tensor, mean: Any, var: Any, *, training: bool) ->
         layer.weight,
         layer.bias,
         training or mean is None,
-        _momentum(layer),
+        momentum_of(layer),
         layer.eps,
     )
 

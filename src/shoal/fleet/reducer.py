@@ -69,6 +69,8 @@ class Reducer:
         self.buckets = _cut(self.parameters, bucket_bytes)
         self._index: dict[nn.Parameter, tuple[int, int, int]] = {}
         self._waiting: list[int] = []
+        self._seen: set[Tensor] = set()
+        self._versions: list[int] = []
         order = {p: i for i, p in enumerate(self.parameters)}
         for b, bucket in enumerate(self.buckets):
             for v, parameter in enumerate(bucket.parameters):
@@ -91,16 +93,30 @@ class Reducer:
         if self._header_apart:
             self.header.zero_()
         self._point_gradients()
+        self._versions = []
 
     @contextmanager
     def collecting(self, *, last: bool) -> Iterator[None]:
-        """Around one backward pass. During the ``last`` of a step full buckets are sent at once."""
+        """Around one backward pass. During the ``last`` of a step full buckets are sent at once.
+
+        Raises:
+            UsageError: somebody changed the gradients since the micro-batch before.
+        """
+        if self._versions and self._versions != [b.flat._version for b in self.buckets]:
+            raise UsageError(
+                "gradients = changed between two micro-batches of a step, by "
+                "zero_grad(set_to_none=False) perhaps; what the first ones added would be lost; leave "
+                "zeroing to fleet.step()"
+            )
         self._collecting, self._last = True, last
         self._waiting = [len(bucket.parameters) for bucket in self.buckets]
+        self._seen.clear()
         try:
             yield
         finally:
             self._collecting = False
+        if not last:
+            self._versions = [b.flat._version for b in self.buckets]
 
     def send_rest(self) -> None:
         """Send every bucket that has not been sent, in order; the header must be filled by now."""
@@ -195,6 +211,12 @@ class Reducer:
         self.used[i] = True
         if not self._last or not self._overlap:
             return
+        if b < self._next or parameter in self._seen:
+            raise UsageError(
+                "loss.backward() brings a parameter's gradient in several parts (reentrant activation "
+                "checkpointing does); its bucket may be under way already; use use_reentrant=False"
+            )
+        self._seen.add(parameter)
         self._waiting[b] -= 1
         while self._next < len(self.buckets) - 1 and self._waiting[self._next] == 0:
             self._send_next()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from torch import Tensor
 from shoal.errors import UsageError
 from shoal.fleet.state import FORMAT, Evaluation, Progress
 from shoal.fleet.step import Stepper
+from shoal.fleet.weights import bare
 from shoal.world.contract import Position, Tree
 
 
@@ -91,6 +93,7 @@ class Replica:
                 f"register({name!r}, {type(obj).__name__}): no state_dict and load_state_dict; give the "
                 "object both, or register one that holds its values"
             )
+        _copy(obj.state_dict(), f"register({name!r})")
         self._registered[name] = obj
         if name in self._unclaimed:
             obj.load_state_dict(self._unclaimed.pop(name))
@@ -126,7 +129,7 @@ class Replica:
             "coming": self._coming,
             "progress": self.progress.state_dict(),
             "evaluation": self.evaluation.state_dict(),
-            "model": dict(self.stepper.model.state_dict()),
+            "model": dict(bare(self.stepper.model).state_dict()),
             "optimizer": self.stepper.optimizer.state_dict(),
             "base_lrs": list(self.stepper.base_lrs),
             "rule": {
@@ -165,13 +168,13 @@ class Replica:
                 f"{values['rule']['settings']}; pass the same settings, or start a new run directory"
             )
         self._check_model(values["model"])
-        self.stepper.model.load_state_dict(values["model"])
+        bare(self.stepper.model).load_state_dict(values["model"])
         try:
             self.stepper.optimizer.load_state_dict(values["optimizer"])
         except (ValueError, KeyError) as error:
             raise UsageError(f"optimizer = does not fit the state: {error}") from error
         self.stepper.norm.mark()
-        self.stepper.base_lrs = [float(lr) for lr in values["base_lrs"]]
+        self._adopt_rates([float(lr) for lr in values["base_lrs"]])
         held = values["rule"]["state"]
         self.stepper.rule_state = None if held is None else rule.from_dict(held)
         self.stepper.guard.forget()
@@ -185,12 +188,23 @@ class Replica:
             if name in self._unclaimed:
                 obj.load_state_dict(self._unclaimed.pop(name))
 
+    def _adopt_rates(self, base_lrs: list[float]) -> None:
+        own = self.stepper.base_lrs
+        if own != base_lrs:
+            print(
+                f"shoal: lr = {own} of the optimizer is not used; the run's base learning rate stays "
+                f"{base_lrs}",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.stepper.base_lrs = base_lrs
+
     def _norm_order(self) -> list[int]:
         sync = self.stepper.norm_sync
         return sync.state() if sync is not None else []
 
     def _check_model(self, given: Mapping[str, Tensor]) -> None:
-        own = {name: tuple(t.shape) for name, t in self.stepper.model.state_dict().items()}
+        own = {name: tuple(t.shape) for name, t in bare(self.stepper.model).state_dict().items()}
         other = {name: tuple(t.shape) for name, t in given.items()}
         if own == other:
             return
@@ -209,11 +223,16 @@ def _settings(rule: Any) -> dict[str, Any]:
     return {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
 
 
-def _copy(value: Any) -> Any:
+def _copy(value: Any, name: str = "") -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone(memory_format=torch.contiguous_format)
     if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
+        return {key: _copy(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_copy(item) for item in value]
-    return value
+        return [_copy(item, f"{name}[{i}]") for i, item in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise UsageError(
+        f"state {name.lstrip('.')} = {type(value).__name__}; a state holds tensors, numbers, strings, None, "
+        "and lists and dicts of them; convert it in state_dict()"
+    )

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.errors import DivergedError, ExchangeFailed, UsageError
 from shoal.fleet.exact import ExactGradients
@@ -71,7 +72,8 @@ class Stepper:
         self.norm = RunningStatistics(model)
         self.norm_sync = norm_sync
         if norm_sync is not None:
-            norm_sync.know(self.norm.layers)
+            layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+            norm_sync.know(layers, next(model.parameters()).device)
         self.reducer = Reducer(
             list(model.parameters()), bucket_bytes=sync.bucket_bytes, all_reduce=world.all_reduce
         )
@@ -156,12 +158,9 @@ class Stepper:
             self.norm_sync.phantom(self._plan.rounds)
         self._sums[VOID] = float(void)
         header = self.reducer.header
-        header[:FIXED_SLOTS] = torch.tensor(self._sums, dtype=torch.float32, device=header.device)
         used = FIXED_SLOTS + len(self.reducer.parameters)
-        if any(self.reducer.used):
-            header[FIXED_SLOTS:used] = torch.tensor(
-                self.reducer.used, dtype=torch.float32, device=header.device
-            )
+        mine = torch.tensor([*self._sums, *self.reducer.used], dtype=torch.float32)
+        header[:used].copy_(mine)
         if self.norm.size:
             self.norm.write(header[used : self._slots])
         if self._flags:
@@ -306,12 +305,17 @@ class Stepper:
             ramp_end=ramp_end,
             parent_row=parent,
         )
-        self._plan = None
+        self._over()
         return done
 
     def _abandon(self) -> None:
         self.norm.abandon()
+        self._over()
+
+    def _over(self) -> None:
         self._plan = None
+        if self.norm_sync is not None:
+            self.norm_sync.end()
 
     def _used_mask(self) -> list[bool]:
         assert self._summed is not None

@@ -10,6 +10,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 
+def bare(model: nn.Module) -> nn.Module:
+    """The module that torch.compile has wrapped, so that names are the same with and without it."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model
+
+
 def write_weights(model: nn.Module, path: Path) -> None:
     """Write parameters and buffers of ``model`` to ``path``, whole or not at all.
 
@@ -17,7 +23,7 @@ def write_weights(model: nn.Module, path: Path) -> None:
     """
     tensors = {
         name: value.detach().to("cpu", copy=True).contiguous()
-        for name, value in model.state_dict().items()
+        for name, value in bare(model).state_dict().items()
         if isinstance(value, torch.Tensor)
     }
     path.parent.mkdir(parents=True, exist_ok=True)
