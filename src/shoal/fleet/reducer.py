@@ -115,8 +115,10 @@ class Reducer:
             yield
         finally:
             self._collecting = False
-        if not last:
-            self._versions = [b.flat._version for b in self.buckets]
+
+    def seal(self) -> None:
+        """Until the next micro-batch nobody else may change the gradients."""
+        self._versions = [b.flat._version for b in self.buckets]
 
     def send_rest(self) -> None:
         """Send every bucket that has not been sent, in order; the header must be filled by now."""

@@ -150,6 +150,8 @@ class Stepper:
             self._sums[NONFINITE] += not self._exact.take(moved)
         if last:
             self.launch(void=False)
+        else:
+            self.reducer.seal()
 
     def launch(self, *, void: bool) -> None:
         """Send whatever has not been sent; ``void`` tells all others to forget the step."""
@@ -313,7 +315,7 @@ class Stepper:
         self._over()
 
     def _over(self) -> None:
-        self._plan = None
+        self._plan, self.launched = None, False
         if self.norm_sync is not None:
             self.norm_sync.end()
 

@@ -159,6 +159,7 @@ class Meeting:
         self._ready: set[int] = set()
         self._changes: list[Change] = []
         self._sums: dict[int, dict[int, Tensor]] = {}
+        self._torn: set[int] = set()
 
     # -- turns ------------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ class Meeting:
         self._waiting = {n: mode for n, mode in self._waiting.items() if n not in chosen}
         self._donor = self._elect()
         self._snapshot, self._ready = None, set()
-        self._sums = {}
+        self._sums, self._torn = {}, set()
         self.turn.notify_all()
         return True
 
@@ -267,7 +268,16 @@ class Meeting:
 
     def _gave_up(self, number: int) -> bool:
         """Whether ``number`` hands in nothing any more in this exchange."""
-        return number in self.gone or number in self._waiting
+        return number in self.gone or number in self._waiting or number in self._torn
+
+    def tear(self, number: int) -> None:
+        """``number`` saw the exchange fail and hands in nothing more of it."""
+        self._torn.add(number)
+        self.turn.notify_all()
+
+    def torn(self, number: int) -> bool:
+        """Whether ``number`` saw the present exchange fail."""
+        return number in self._torn
 
     def _heal(self, number: int, holder: StateHolder) -> None:
         assert self._donor is not None
@@ -401,17 +411,17 @@ class ThreadWorld:
         if script.kills.get(self.number, exchange + 1) <= exchange:
             raise _Over("killed")
         place, self._place = self._place, self._place + 1
-        self._meeting.contribute(self.number, place, tensor)
+        if not self._meeting.torn(self.number):
+            self._meeting.contribute(self.number, place, tensor)
         return _Sum(self, place, tensor)
 
     def finish(self, place: int, tensor: Tensor) -> None:
         """Put the sum into ``tensor``."""
-        total = self._meeting.total(self.number, place)
-        if total is None:
-            self._failed = True
-        if self._failed:
+        torn = self._meeting.torn(self.number)
+        total = None if torn else self._meeting.total(self.number, place)
+        if total is None or self._failed:
+            self._meeting.tear(self.number)
             raise ExchangeFailed("the script, or a worker that is gone, made this exchange fail")
-        assert total is not None
         with torch.no_grad():
             tensor.copy_(total)
 
