@@ -163,7 +163,10 @@ class Watched:
 
     def step_seconds(self) -> float:
         """Median time between commits of the first worker."""
-        times = [t for t, _ in self.commits(next(iter(self.pids())))][-500:]
+        times: list[float] = []
+        while len(times) < 200:
+            times = [t for t, _ in self.commits(next(iter(self.pids())))][-500:]
+            time.sleep(0.1)
         return statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
 
     def stop(self) -> None:
@@ -192,9 +195,9 @@ def kill_and_join_rows(out: Path, *, kills: int) -> list[Row]:
             (owner_gaps if i % 3 == 0 else gaps).append(gap)
             fleet.wait_for(3)
         step = fleet.step_seconds()
+        restarts = _restarts(fleet)
         joins = [row for row in fleet.events() if row["kind"] == "join"]
         stalls = [row["seconds_without_progress"] for row in joins]
-        restarts = _restarts(fleet)
     finally:
         fleet.stop()
     every = gaps + owner_gaps
