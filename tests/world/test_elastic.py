@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -189,6 +191,28 @@ def test_kills_at_random_moments_and_replacements(fleet: Fleet) -> None:
     fleet.until_width(alive[0], 3, beyond=fleet.commits(alive[0]))
     fleet.finish(*alive)
     fleet.agree()
+
+
+def test_children_of_a_killed_worker_do_not_keep_its_connections(fleet: Fleet) -> None:
+    """A loader's worker, forked in the middle of training, outlives its parent here."""
+    from shoal.world.elastic.timing import Timing
+
+    # Nothing but the closed connection can tell the survivor within the time of this test.
+    timing = Timing(silent_peer_seconds=300.0, exchange_floor_seconds=300.0)
+    fleet.shut()
+    workers = [
+        fleet.start(until=300, timing=timing, fork_at=20 if slot == 0 else -2) for slot in range(2)
+    ]
+    fleet.open()
+    _, child = workers[0].message(30)
+    try:
+        fleet.until_width(workers[1], 2, beyond=25)
+        fleet.kill(workers[0])
+        os.kill(child, 0)
+        fleet.results(workers[1])
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_two_of_three_killed_at_once(fleet: Fleet) -> None:

@@ -196,6 +196,7 @@ def train(
     die_after_leave: bool = False,
     die_connecting: bool = False,
     die_serving: bool = False,
+    fork_at: int = -2,
     hang_at: int = -2,
     slow: tuple[int, int, float] = (0, 0, 0.0),
     stands_at: tuple[int, str] | None = None,
@@ -224,6 +225,13 @@ def train(
         toy.weights.fill_(toy.history)
 
     def at(place: str, commits: int) -> None:
+        if place == "started" and commits == fork_at:
+            child = os.fork()
+            if child == 0:
+                # What a loader's worker does when its parent is gone: nothing, for a long time.
+                time.sleep(600)
+                os._exit(0)
+            processes.tell(["child", child])
         if place == "drawn" and commits == hang_at:
             time.sleep(600)
         if place == "drawn" and slow[0] <= commits < slow[1]:

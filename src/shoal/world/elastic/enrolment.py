@@ -61,6 +61,7 @@ class Enrolment:
         self._coordinator = Coordinator(link, timing)
         self._ground = Ground(link.advertise, device, timing)
         self._server = StateServer(link.advertise, link.token, timing.transfer_idle_seconds)
+        self._ground.ports.add(self._server.port)
         self._address = join_address(link.advertise, self._server.port)
         self._members: dict[str, Member] = {}
         self._changes: list[Change] = []

@@ -8,34 +8,48 @@ Tearing a group down has to be seen by peers that are blocked on this worker, an
 worker's own threads that are blocked on a peer. Gloo's ``abort()`` does nothing, and dropping the
 group waits for its threads. What works is to shut the connections' sockets down (measured: 0.3 ms,
 and the peers fail within 1 ms; without it they wait for their whole time limit). They are known from
-the process's own table of descriptors: their local port is our device's, or their remote port a
-peer's.
+the process's own table of descriptors (:mod:`.sockets`): their local port is our device's, or their
+remote port a peer's.
+
+A process that this one forks (a DataLoader's worker) inherits the sockets, and would keep them open
+when this one is killed: the peers would not notice. So it lets go of them as its first act.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import select
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic, sleep
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as dist
 
 from shoal.errors import ShoalError
+from shoal.world.elastic.nccl import NcclEngine, is_wanted
+from shoal.world.elastic.sockets import (
+    connections_of,
+    is_closed,
+    let_go,
+    listening_port,
+    own_sockets,
+    shut_down,
+)
 from shoal.world.elastic.state_server import fetch_where, join_address, listen, split_address
 from shoal.world.elastic.timing import Timing
 
 _log = logging.getLogger(__name__)
-_DESCRIPTORS = "/proc/self/fd"
 _LOOK_SECONDS = 0.1
+
+# Those alive in this process, for its forked children to let go of.
+_grounds: weakref.WeakSet[Ground] = weakref.WeakSet()
 
 
 class FormFailed(ShoalError):
@@ -81,6 +95,9 @@ class Ground:
         device: where reduced tensors live.
         timing: time constants.
 
+    Attributes:
+        ports: this worker's listening ports; others of its servers may be added.
+
     Raises:
         UsageError: this machine does not have that address.
     """
@@ -99,9 +116,13 @@ class Ground:
             timeout=timedelta(seconds=timing.form_seconds),
             master_listen_fd=listening.detach(),
         )
-        before = set(_sockets())
+        before = set(own_sockets())
         self.device = dist.ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
-        self.listener = _listening_port(set(_sockets()) - before)
+        self.listener = listening_port(set(own_sockets()) - before)
+        self.tensors = torch.device(device)
+        self.ports = {port, self.listener} - {0}
+        self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        _grounds.add(self)
 
     def meet(self, owner: Member) -> dist.Store:
         """A new connection to the store of ``owner``, this worker's own included.
@@ -134,10 +155,17 @@ class Group:
     Args:
         engine: the process group; None for connections that never became one.
         sockets: its connections, as descriptor → identity.
+        nccl: reduces CUDA tensors in its place.
     """
 
-    def __init__(self, engine: dist.ProcessGroupGloo | None, sockets: Mapping[int, str]):
+    def __init__(
+        self,
+        engine: dist.ProcessGroupGloo | None,
+        sockets: Mapping[int, str],
+        nccl: NcclEngine | None = None,
+    ):
         self._engine = engine
+        self._nccl = nccl
         self._sockets = dict(sockets)
         self._options = dist.AllreduceOptions()
         self._limit = 0.0
@@ -151,6 +179,8 @@ class Group:
         engine = self._engine
         if engine is None:
             raise RuntimeError("this group was torn down")
+        if self._nccl is not None and tensor.is_cuda:
+            return self._nccl.all_reduce(tensor, limit_seconds)
         if limit_seconds != self._limit:
             self._limit = limit_seconds
             self._options = dist.AllreduceOptions()
@@ -162,7 +192,7 @@ class Group:
         """Whether a connection has been closed, by a peer or here."""
         if self._engine is None:
             return True
-        return any(_is_closed(*connection) for connection in self._sockets.items())
+        return any(is_closed(*connection) for connection in self._sockets.items())
 
     def sever(self) -> None:
         """Cut all connections: peers and our own threads that wait in this group fail at once.
@@ -170,7 +200,7 @@ class Group:
         May be called from any thread.
         """
         for descriptor, identity in self._sockets.items():
-            _shut_down(descriptor, identity)
+            shut_down(descriptor, identity)
 
     def close(self) -> None:
         """Cut all connections and forget the group. Harmless when called twice."""
@@ -178,9 +208,21 @@ class Group:
         if engine is not None:
             self.sever()
             # Its destructor waits for its threads, and one of them may be stuck (see Reduction).
-            last = [engine]
+            nccl, self._nccl = self._nccl, None
+            last = [engine, nccl]
             del engine
-            threading.Thread(target=last.clear, name="shoal-bury", daemon=True).start()
+
+            def bury() -> None:
+                if nccl is not None:
+                    nccl.abort()
+                last.clear()
+
+            threading.Thread(target=bury, name="shoal-bury", daemon=True).start()
+
+    @property
+    def identities(self) -> Collection[str]:
+        """The connections' identities (see :mod:`.sockets`)."""
+        return self._sockets.values()
 
 
 def form(
@@ -216,7 +258,7 @@ def form(
     others = [member for i, member in enumerate(members) if i != rank]
     store = dist.PrefixStore(token, ground.meet(owner))
     ports = {member.listener for member in others}
-    before = _connections(ground.listener, ports)
+    before = connections_of(ground.listener, ports)
     try:
         _roll_call(store, members, rank, secret, started + limit)
     except RuntimeError as error:
@@ -228,6 +270,15 @@ def form(
         Group(None, _fresh(ground, ports, before)).sever()
         raise
     connections = _fresh(ground, ports, before)
+    nccl = None
+    if is_wanted(ground.tensors):
+        try:
+            nccl = NcclEngine(dist.PrefixStore("nccl", store), rank, len(members), ground.tensors)
+        except RuntimeError as error:
+            Group(engine, connections).close()
+            raise FormFailed(f"NCCL could not connect the members: {error}") from error
+    group = Group(engine, connections, nccl)
+    ground.groups.add(group)
     _log.debug(
         "membership %s of %d formed in %.1f ms, %d connections",
         token,
@@ -235,7 +286,7 @@ def form(
         1e3 * (monotonic() - started),
         len(connections),
     )
-    return Group(engine, connections)
+    return group
 
 
 def _engine(
@@ -304,83 +355,20 @@ def _look_for(members: Sequence[Member], secret: str) -> None:
             raise FormFailed(f"{member.name} is asking for another quorum")
 
 
-def _sockets() -> dict[int, str]:
-    """This process's sockets, as descriptor → ``socket:[INODE]``."""
-    found: dict[int, str] = {}
-    # The directory does not exist outside Linux: then connections end by their time limits.
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(_DESCRIPTORS):
-            with contextlib.suppress(OSError):
-                target = os.readlink(f"{_DESCRIPTORS}/{name}")
-                if target.startswith("socket:"):
-                    found[int(name)] = target
-    return found
-
-
-def _duplicate(descriptor: int) -> socket.socket | None:
-    """A second handle of a socket, which stays valid when its owner closes the first."""
-    try:
-        return socket.socket(fileno=os.dup(descriptor))
-    except OSError:
-        return None
-
-
-def _listening_port(descriptors: set[int]) -> int:
-    """The port of the one listening TCP socket among ``descriptors``, 0 if there is none."""
-    for descriptor in descriptors:
-        handle = _duplicate(descriptor)
-        if handle is None:
-            continue
-        with handle, contextlib.suppress(OSError):
-            if handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return int(handle.getsockname()[1])
-    return 0
-
-
-def _connections(listener: int, peers: set[int]) -> dict[int, str]:
-    """Connected TCP sockets from or to our device, as descriptor → identity."""
-    found: dict[int, str] = {}
-    for descriptor, identity in _sockets().items():
-        handle = _duplicate(descriptor)
-        if handle is None:
-            continue
-        with handle, contextlib.suppress(OSError):
-            if handle.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            if handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                continue
-            local, remote = int(handle.getsockname()[1]), int(handle.getpeername()[1])
-            if (listener and local == listener) or (remote in peers and remote):
-                found[descriptor] = identity
-    return found
-
-
 def _fresh(ground: Ground, ports: set[int], before: Mapping[int, str]) -> dict[int, str]:
     """Connections that were not there before."""
-    return dict(_connections(ground.listener, ports).items() - before.items())
+    return dict(connections_of(ground.listener, ports).items() - before.items())
 
 
-def _is_closed(descriptor: int, identity: str) -> bool:
-    """Whether a connection has ended: the descriptor is no longer it, or its peer has hung up."""
-    handle = _duplicate(descriptor)
-    if handle is None:
-        return True
-    with handle:
-        try:
-            if os.readlink(f"{_DESCRIPTORS}/{handle.fileno()}") != identity:
-                return True
-        except OSError:
-            return True
-        poll = select.poll()
-        poll.register(handle, select.POLLRDHUP)
-        return bool(poll.poll(0))
+def _let_go() -> None:
+    """In a forked child: close the parent's sockets, so that they end when the parent does."""
+    grounds = list(_grounds)
+    if grounds:
+        let_go(
+            {port for ground in grounds for port in ground.ports},
+            {name for ground in grounds for group in ground.groups for name in group.identities},
+        )
 
 
-def _shut_down(descriptor: int, identity: str) -> None:
-    """Shut one connection down, if the descriptor is still that connection."""
-    handle = _duplicate(descriptor)
-    if handle is None:
-        return
-    with handle, contextlib.suppress(OSError):
-        if os.readlink(f"{_DESCRIPTORS}/{handle.fileno()}") == identity:
-            handle.shutdown(socket.SHUT_RDWR)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
