@@ -21,7 +21,7 @@ from shoal.errors import ResumableStop, ShoalError, UsageError
 from shoal.fleet.checkpoint import Checkpoints
 from shoal.fleet.movement import to_device
 from shoal.fleet.plan import Batching, StepPlan
-from shoal.fleet.record import Recorder, event_line
+from shoal.fleet.record import Recorder
 from shoal.fleet.replica import Replica
 from shoal.fleet.step import Committed
 from shoal.world.contract import Membership, World
@@ -231,14 +231,13 @@ class Loop:
         first = self.last is None
         self.last = done
         self.replica.evaluation.finished = []
-        for row in self._recorder.committed(done, self._progress):
-            print(event_line(row), file=sys.stderr, flush=True)
-            first = True
-        if first and self.is_primary and self._cut is not None:
+        changed = self._recorder.committed(done, self._progress)
+        if (first or changed) and self.is_primary and self._cut is not None:
             self._recorder.event({"kind": "describe", "config": self._describe(self._cut, done)})
         self.tell("compute", done.plan)
         if self._checkpoints is not None and self.is_primary:
-            self._checkpoints.maybe_write(self.replica.snapshot, self._progress.step)
+            if self._checkpoints.maybe_write(self.replica.snapshot, self._progress.step):
+                self._recorder.event({"kind": "checkpoint", "step": self._progress.step})
         return True
 
     # -- leaving ----------------------------------------------------------------------------------

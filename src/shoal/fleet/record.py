@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +20,13 @@ class Recorder:
         world: takes events and progress.
         name: this worker's name; its metrics go to ``metrics/NAME.jsonl``.
         run_dir: the run's directory, or None to write nothing.
-        owns_events: no supervisor writes ``events.jsonl``, so this worker does.
+        owns_events: no supervisor prints events and writes ``events.jsonl``, so this worker does.
     """
 
     def __init__(self, world: World, *, name: str, run_dir: Path | None, owns_events: bool) -> None:
         self._world = world
         self._name = name
+        self._prints = owns_events
         self._metrics: Journal | None = None
         self._events: Journal | None = None
         if run_dir is not None:
@@ -90,6 +92,8 @@ class Recorder:
         ]
         for row in rows:
             self.event(row)
+            if self._prints:
+                print(event_line(row), file=sys.stderr, flush=True)
         self._last_commit, self._gap_from = now, None
         return rows
 
