@@ -8,6 +8,7 @@ Everything runs on loopback with the defaults that users of ``shoal run`` get.
 from __future__ import annotations
 
 import bisect
+import itertools
 import json
 import os
 import random
@@ -167,7 +168,7 @@ class Watched:
         while len(times) < 200:
             times = [t for t, _ in self.commits(next(iter(self.pids())))][-500:]
             time.sleep(0.1)
-        return statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
+        return statistics.median(b - a for a, b in itertools.pairwise(times))
 
     def stop(self) -> None:
         """End the run in order."""

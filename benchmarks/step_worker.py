@@ -7,6 +7,7 @@ thread, the same bucket size, data, model and optimizer, and alternate in short 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -34,7 +35,7 @@ def mlp(sizes: tuple[int, ...]) -> nn.Module:
     """A perceptron with ReLU between its layers."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

@@ -38,9 +38,8 @@ def compared(kind: str, run_dir: Path, epochs: int, data: str) -> subprocess.Pop
 def compare(kind: str, run_dir: Path, epochs: int, data: str) -> None:
     """Train in virtual workers and print ``{"accuracy": ...}``."""
     sys.path.insert(0, str(HERE))
-    from fashion_mnist import train
-
     import shoal
+    from fashion_mnist import train
 
     task = shoal.data.image_task(data, may_fetch=False)
     events: list[shoal.VirtualEvent] = []

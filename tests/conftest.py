@@ -15,7 +15,7 @@ def one_thread() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests with several processes run in one xdist group: several launches at once make heartbeats flap."""
+    """Tests with several processes share one xdist group: launches side by side make heartbeats flap."""
     for item in items:
         if item.get_closest_marker("processes"):
             item.add_marker(pytest.mark.xdist_group("processes"))

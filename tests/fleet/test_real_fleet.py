@@ -270,9 +270,8 @@ def test_the_learning_rate_is_a_function_of_state(start_run: Any) -> None:
     run.kill(1)
     results = run.finish()
     # Replay the rule over what worker 0 saw: nothing else may move the rate.
-    at, state = None, None
+    state, before = None, 0
     for step, samples, workers, lr in results[0]["trace"]:
-        before = 0 if at is None else samples_before
         at = shoal.scaling.At(
             step=step - 1, samples=before, global_batch=2 * workers, momentum=0.0, epoch_samples=500
         )
@@ -280,4 +279,4 @@ def test_the_learning_rate_is_a_function_of_state(start_run: Any) -> None:
         state = rule.advance(state, at)
         assert lr == rule.multiplier(state, at)
         state = rule.commit(state, at, None)
-        samples_before = samples
+        before = samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def test_three_real_processes_equal_three_virtual_workers(tmp_path: Path) -> Non
     assert set(sizes) == {2, 3}, "a leave and a join took place"
     # Virtual workers follow the same changes at the same steps.
     events = []
-    for step, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for step, (before, after) in enumerate(itertools.pairwise(sizes)):
         if after != before:
             kind = "join" if after > before else "leave"
             events.append(VirtualEvent(kind=kind, workers=abs(after - before), at_step=step))

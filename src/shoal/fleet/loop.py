@@ -235,9 +235,9 @@ class Loop:
         if (first or changed) and self.is_primary and self._cut is not None:
             self._recorder.event({"kind": "describe", "config": self._describe(self._cut, done)})
         self.tell("compute", done.plan)
-        if self._checkpoints is not None and self.is_primary:
-            if self._checkpoints.maybe_write(self.replica.snapshot, self._progress.step):
-                self._recorder.event({"kind": "checkpoint", "step": self._progress.step})
+        store = self._checkpoints if self.is_primary else None
+        if store is not None and store.maybe_write(self.replica.snapshot, self._progress.step):
+            self._recorder.event({"kind": "checkpoint", "step": self._progress.step})
         return True
 
     # -- leaving ----------------------------------------------------------------------------------

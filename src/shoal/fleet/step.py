@@ -104,8 +104,6 @@ class Stepper:
             momentum=_momentum(self.optimizer),
             epoch_samples=self.progress.samples or 1,
         )
-        if self.rule_state is None:
-            self.rule_state = self.rule.init(self._at)
         self._slots = FIXED_SLOTS + len(self.reducer.parameters) + self.norm.slots
         self._flags = self.world.flag_slots
         self.reducer.begin(
@@ -277,9 +275,9 @@ class Stepper:
 
     def _update(self) -> Committed:
         assert self._plan is not None and self._summed is not None and self.rate is not None
-        state, factor, multiplier, momentum_factor = self.rate.before_step(
-            self.rule_state, self._at
-        )
+        # The rule's state begins with the first step that is committed, not with the first attempt.
+        held = self.rule.init(self._at) if self.rule_state is None else self.rule_state
+        state, factor, multiplier, momentum_factor = self.rate.before_step(held, self._at)
         if momentum_factor != 1.0:
             for held in self.optimizer.state.values():
                 buffer = held.get("momentum_buffer")

@@ -22,7 +22,7 @@ joining workers, free of world size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 StateT = TypeVar("StateT")
 
@@ -145,7 +145,7 @@ def optimizer_kind(optimizer: object) -> str:
     name = type(optimizer).__name__.lower()
     if name != "sgd":
         return name
-    groups: list[dict[str, object]] = optimizer.param_groups  # type: ignore[attr-defined]
+    groups = cast(list[dict[str, object]], getattr(optimizer, "param_groups"))  # noqa: B009
     group = groups[0]
     if group.get("momentum", 0) and group.get("dampening", 0):
         return "sgd_with_dampening"

@@ -24,7 +24,17 @@ from torch import Tensor
 
 # What travels to a joining worker and into a checkpoint: tensors, numbers, strings, None, and lists and
 # dicts of them. Dict keys are strings or integers.
-Tree = Tensor | int | float | str | bool | None | Sequence["Tree"] | Mapping[str, "Tree"] | Mapping[int, "Tree"]
+Tree = (
+    Tensor
+    | int
+    | float
+    | str
+    | bool
+    | None
+    | Sequence["Tree"]
+    | Mapping[str, "Tree"]
+    | Mapping[int, "Tree"]
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class StateHolder(Protocol):
         ...
 
     def bootstrap(self) -> None:
-        """Called on the one worker that starts a run: load the newest checkpoint, or begin from its own weights."""
+        """Called on the one worker that starts a run: load the newest checkpoint, or begin as it is."""
         ...
 
     def snapshot(self) -> dict[str, Tree]:
