@@ -289,3 +289,16 @@ def test_one_worker_of_many_reports_a_change() -> None:
     assert results[0] == Ended("left", 0)
     rows = [e for r in results[1:] for e in r if e["kind"] in ("join", "leave")]  # type: ignore[union-attr]
     assert [(row["kind"], row["names"]) for row in rows] == [("leave", ["t0"])]
+
+
+def test_an_attempt_that_fails_leaves_no_trace_in_the_rule() -> None:
+    """The first step fails and a worker joins before it is made: no ramp from two workers to three."""
+    rule = shoal.scaling.Dynamic(reference_batch=4)
+    script = ThreadScript(failures={0: {0, 1}}, joins={2: 1})
+
+    def worker(world: Any) -> list[float]:
+        model = classifier(seed=world.number)
+        return train(world, model=model, data=classes(48), scaling=rule, local_batch=4).lrs
+
+    results = run_workers(3, worker, script)
+    assert results == [[pytest.approx(0.15)] * 8] * 3
