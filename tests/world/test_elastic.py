@@ -414,6 +414,16 @@ def test_of_those_that_trained_apart_the_majority_counts(fleet: Fleet) -> None:
     assert [result["restores"] for result in results] == [1, 0, 0, 1]
 
 
+def test_when_the_last_one_is_dead_a_newcomer_resumes_from_a_checkpoint(fleet: Fleet) -> None:
+    first = fleet.start(until=10**6)
+    fleet.until_width(first, 1, beyond=10)
+    fleet.kill(first)
+    second, third = fleet.start(until=60, offer=5), fleet.start(until=60, offer=3)
+    results = fleet.results(second, third)
+    assert [result["bootstraps"] for result in results] == [1, 0]
+    fleet.agree()
+
+
 def test_joiners_at_once_never_split_the_fleet(fleet: Fleet) -> None:
     first = fleet.start(until=500, pause_seconds=0.02)
     fleet.until_width(first, 1, beyond=3)
@@ -507,3 +517,50 @@ def test_names_are_those_of_the_links(fleet: Fleet) -> None:
     result = worker.result(30)
     assert result["name"] == "w0"
     assert list(itertools.islice((r["commits"] for r in rows(fleet.directory, "w0")), 2)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("seed", "rounds"),
+    [
+        (1, 12),
+        *(
+            pytest.param(seed, 60, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])
+            for seed in range(2, 7)
+        ),
+    ],
+)
+def test_a_storm(fleet: Fleet, seed: int, rounds: int) -> None:
+    """Joins, leaves, kills (sometimes two at once) and coordinator restarts in random order.
+
+    What must hold is in the states: every worker that ends checks that it used each position once.
+    """
+    chance = random.Random(seed)
+    alive = [fleet.start(until=10**6) for _ in range(2)]
+    for _ in range(rounds):
+        actions = ["join"] * (len(alive) < 4) + ["kill", "leave"] * (len(alive) > 1)
+        actions += ["kill two"] * (len(alive) > 2) + ["kill and join"] + ["coordinator"]
+        action = chance.choice(actions)
+        keep = alive[0] if len(alive) == 1 else None
+        victims = [worker for worker in alive if worker is not keep]
+        chance.shuffle(victims)
+        if action in ("join", "kill and join"):
+            alive.append(fleet.start(until=10**6))
+        if action in ("kill", "kill and join", "kill two"):
+            for victim in victims[: 2 if action == "kill two" else 1]:
+                fleet.kill(victim)
+                alive.remove(victim)
+        if action == "leave":
+            victims[0].terminate()
+            alive.remove(victims[0])
+            assert victims[0].result(40)["left"]
+        if action == "coordinator":
+            fleet.lighthouse.kill()
+            time.sleep(chance.uniform(0.0, 0.4))
+            fleet.lighthouse.start()
+        time.sleep(chance.uniform(0.0, 0.2))
+        # All that should be there come together, and go on.
+        after = max((fleet.commits(w) for w in alive if rows(fleet.directory, w.name)), default=0)
+        for worker in alive:
+            fleet.until_width(worker, len(alive), beyond=after)
+    fleet.finish(*alive)
+    fleet.agree()

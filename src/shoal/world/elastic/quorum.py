@@ -12,6 +12,7 @@ steps.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable, Hashable, Mapping
@@ -20,12 +21,14 @@ from datetime import timedelta
 from time import monotonic
 from urllib.parse import urlsplit
 
-from torchft.coordination import LighthouseClient, ManagerServer, Quorum
-
 from shoal.errors import ResumableStop, UsageError
 from shoal.world.contract import Position
 from shoal.world.elastic.contract import Link
 from shoal.world.elastic.timing import Timing
+
+# torchft reads it once, when it is imported; its default writes lines for every connection.
+os.environ.setdefault("RUST_LOG", "warn")
+from torchft.coordination import LighthouseClient, ManagerServer, Quorum
 
 _log = logging.getLogger(__name__)
 
