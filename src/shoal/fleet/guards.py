@@ -21,7 +21,7 @@ class OptimizerGuard:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._stepping = False
-        self._expected: list[float] | None = None
+        self._expected = _rates(optimizer)
         if any("initial_lr" in group for group in optimizer.param_groups):
             raise UsageError(
                 "optimizer = one with a torch lr scheduler attached; shoal sets the learning rate from "
@@ -54,9 +54,7 @@ class OptimizerGuard:
 
     def check(self) -> None:
         """Raise UsageError if somebody else changed a learning rate since the last step."""
-        if self._expected is None:
-            return
-        found = [float(group["lr"]) for group in self._optimizer.param_groups]
+        found = _rates(self._optimizer)
         if any(
             abs(a - b) > 1e-12 + 1e-6 * abs(b) for a, b in zip(found, self._expected, strict=True)
         ):
@@ -67,8 +65,12 @@ class OptimizerGuard:
 
     def forget(self) -> None:
         """Accept whatever rates are in the optimizer now (after a load)."""
-        self._expected = None
+        self._expected = _rates(self._optimizer)
 
     def close(self) -> None:
         """Remove the guard."""
         self._hook.remove()
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]

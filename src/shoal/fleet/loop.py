@@ -251,10 +251,14 @@ class Loop:
         assert self._piece is not None
         done = self._piece[2] and self._stage == "done"
         self._piece = None
-        self._broken |= self._stage == "failed"
+        alone = plan.membership.workers == len(plan.membership.ranks)
+        if self._stage == "failed":
+            # Some of the step's gradients may be under way: the others must see at once that no more come.
+            self._broken = self.out = True
+            if not alone:
+                self.world.close()
         if self._broken:
             return
-        alone = plan.membership.workers == len(plan.membership.ranks)
         try:
             if self._stepper.launched and not alone:
                 done = True
