@@ -138,7 +138,7 @@ def train(
             time.sleep(pause_seconds if hurried(board) else slow_seconds)
             if fleet.step():
                 trace.append((fleet.step_count, fleet.samples_seen, fleet.workers, fleet.lr))
-                if fleet.step_count <= 150:  # a pipe that nobody reads would fill up
+                if len(trace) <= 150:  # a pipe that nobody reads would fill up
                     processes.tell(trace[-1])
         if evaluate:
             scores.append(fleet.evaluate(numbers, count, local_batch=max(1, samples // 7))["mean"])
@@ -236,7 +236,7 @@ def train_mlp(
                 members.append((fleet.step_count, fleet.workers))
                 if fleet.step_count == 20:
                     early = nn.utils.parameters_to_vector(model.parameters()).double().tolist()
-                if board is not None and fleet.step_count <= 150:
+                if board is not None and len(members) <= 150:
                     processes.tell(members[-1])
     result = {
         "state": {k: v.double().tolist() for k, v in model.state_dict().items()},

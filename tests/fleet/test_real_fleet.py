@@ -118,13 +118,13 @@ def start_run(tmp_path: Path) -> Iterator[Any]:
 def random_script(start_run: Any, seed: int) -> None:
     """One random fleet: joins, leaves and kills at random moments; at least one worker stays."""
     rng = random.Random(seed)
-    samples, epochs, local_batch = rng.randint(60, 400), rng.randint(2, 3), rng.randint(1, 6)
+    samples, epochs, local_batch = rng.randint(150, 400), rng.randint(2, 3), rng.randint(1, 5)
     run = start_run(
         samples=samples,
         epochs=epochs,
         local_batch=local_batch,
         # Long enough for the script on a busy machine; it hurries once the script is over.
-        slow_seconds=max(0.004, 20.0 * 3 * local_batch / (samples * epochs)),
+        slow_seconds=max(0.004, 6.0 * 3 * local_batch / (samples * epochs)),
         micro_batch=rng.choice([None, 1]),
         policy=rng.choice(
             ["proportional", "proportional", f"constant:{rng.randint(3, 12)}", "capped:9"]
