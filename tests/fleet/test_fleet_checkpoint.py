@@ -322,6 +322,24 @@ def test_resuming_another_run_says_what_differs(
     assert digest(Checkpoints(tmp_path / "checkpoints", every_seconds=60).load_newest()) == kept
 
 
+def test_resuming_on_other_values_of_the_same_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error in the middle of an epoch; a note between two, where another set may be meant."""
+    x, y = classes()
+    train(run_dir=tmp_path / "a", until=3)
+    with pytest.raises(
+        shoal.UsageError, match=r"dataset = other values .* in the middle of an epoch"
+    ):
+        train(run_dir=tmp_path / "a", resume=True, data=(x * 2, y))
+    nearly = train(run_dir=tmp_path / "a", resume=True, data=(x * (1 + 1e-7), y))
+    assert nearly.fleet.samples_seen == 200
+    train(run_dir=tmp_path / "b", epochs=1)
+    capsys.readouterr()
+    train(run_dir=tmp_path / "b", resume=True, data=(x * 2, y))
+    assert "dataset = other values" in capsys.readouterr().err
+
+
 def test_a_resume_passes_over_a_truncated_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.data.draws import Draws
 from shoal.errors import UsageError
 from shoal.fleet.arguments import check_loss, check_sizes
 from shoal.fleet.batch_policy import BatchPolicy
@@ -31,6 +30,7 @@ from shoal.fleet.plan import Batching
 from shoal.fleet.record import Recorder
 from shoal.fleet.replica import Replica, Stateful
 from shoal.fleet.step import Committed, Stepper
+from shoal.fleet.training_set import TrainingSet
 from shoal.fleet.weights import write_weights
 from shoal.scaling.schedules import Schedule
 from shoal.world.contract import World
@@ -75,8 +75,7 @@ class Fleet:
             describe=self._describe,
             close=self.close,
         )
-        self._draws: Draws | None = None
-        self._drawn: tuple[Any, ...] | None = None
+        self._training_set = TrainingSet(replica.progress)
         self._epochs: int | None = None
         self._closed = False
         atexit.register(self.close)
@@ -165,7 +164,7 @@ class Fleet:
             UsageError: an empty data set, one of another length than the run's, sizes below 1.
         """
         local_batch, micro_batch = check_sizes(local_batch, micro_batch, unknown)
-        draws = self._open_draws(dataset, num_workers, collate)
+        draws = self._training_set.open(dataset, num_workers, collate)
         cut = Batching(
             policy=self._policy, samples=draws.n, local_batch=local_batch, micro_batch=micro_batch
         )
@@ -326,8 +325,7 @@ class Fleet:
             return
         self._closed = True
         atexit.unregister(self.close)
-        if self._draws is not None:
-            self._draws.close()
+        self._training_set.close()
         if self._checkpoints is not None:
             self._checkpoints.close()
         self._stepper.close()
@@ -342,34 +340,11 @@ class Fleet:
 
     # -- parts --------------------------------------------------------------------------------------
 
-    def _open_draws(self, dataset: Any, num_workers: int, collate: Any) -> Draws:
-        """The loader of ``dataset``; kept from epoch to epoch while it is asked for the same."""
-        held = self._drawn
-        if held and held[0] is dataset and held[1:] == (num_workers, collate):
-            assert self._draws is not None
-            return self._draws
-        try:
-            draws = Draws(
-                dataset, seed=self._progress.seed, num_workers=num_workers, collate=collate
-            )
-        except TypeError as error:
-            raise UsageError(str(error)) from error
-        if self._draws is not None:
-            self._draws.close()
-        # The data set itself is held: another one may get its id once it is gone.
-        self._draws, self._drawn = draws, (dataset, num_workers, collate)
-        return draws
-
     def _prepare(self, cut: Batching) -> None:
         """Tie the run to its data set and resolve what depends on its length."""
         progress = self._progress
-        if progress.samples is None:
-            progress.samples = cut.samples
-        elif progress.samples != cut.samples:
-            raise UsageError(
-                f"dataset = {cut.samples:,} samples, but this run was begun on {progress.samples:,}; positions "
-                "would mean other samples; pass the same training set, or start a new run directory"
-            )
+        resumed = self._replica.resumed_from == progress.step > 0
+        self._training_set.check(cut.samples, resumed=resumed)
         self._stepper.check_parameters()
         if self._stepper.rate is None:
             total = None if self._epochs is None else self._epochs * cut.samples

@@ -64,6 +64,7 @@ class Progress:
         samples: length of the training set, None until the first ``batches``.
         seed: key of the data order.
         row: id of the last committed training step, for merging metrics along the lineage.
+        mark: of the training set's values, see :mod:`shoal.fleet.data_mark`; empty if there is none.
     """
 
     commits: int = -1
@@ -73,6 +74,7 @@ class Progress:
     samples: int | None = None
     seed: int = 0
     row: str = ""
+    mark: list[float] = field(default_factory=list[float])
 
     @property
     def epoch(self) -> int:
@@ -99,6 +101,7 @@ class Progress:
             "samples": self.samples,
             "seed": self.seed,
             "row": self.row,
+            "mark": list(self.mark),
         }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
@@ -115,3 +118,4 @@ class Progress:
         self.samples = None if values["samples"] is None else int(values["samples"])
         self.seed = int(values["seed"])
         self.row = str(values["row"])
+        self.mark = [float(value) for value in values["mark"]]
