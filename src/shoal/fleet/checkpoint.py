@@ -83,7 +83,7 @@ class Checkpoints:
         """Copy the state now and write it in a thread; with ``wait``, until it is on disk."""
         self._join()
         self._last = time.monotonic()
-        if (self._directory / _name(step)).exists():
+        if _intact(self._directory / _name(step)):
             return
         tree = snapshot()
         self._thread = threading.Thread(
@@ -108,7 +108,9 @@ class Checkpoints:
         return sorted(
             path
             for path in self._directory.glob("step-*")
-            if path not in self._refused and (path / "manifest.json").is_file()
+            if path.name[5:].isdigit()
+            and path not in self._refused
+            and (path / "manifest.json").is_file()
         )
 
     def _tidy(self, newest: Path) -> None:
@@ -132,10 +134,13 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             _save(tree, part)
-            if final.exists():
+            if _intact(final):
                 shutil.rmtree(part)
                 return
+            # What stands there was damaged; it must not be what the next resume finds first.
+            shutil.rmtree(final, ignore_errors=True)
             os.replace(part, final)
+            self._refused.discard(final)
             _sync(self._directory)
             self.written.append(step)
             self._tidy(final)
@@ -177,13 +182,7 @@ def _save(tree: Mapping[str, Any], part: Path) -> None:
 def _read(path: Path) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    manifest = json.loads((path / "manifest.json").read_text())
-    for name, facts in manifest["files"].items():
-        file = path / name
-        if not file.is_file() or file.stat().st_size != facts["bytes"]:
-            raise ValueError(f"{name} is missing or cut short")
-        if _digest(file) != facts["sha256"]:
-            raise ValueError(f"{name} has another checksum")
+    _check_files(path)
     plain = json.loads((path / "state.json").read_text())["tree"]
     tensors: dict[str, Tensor] = {}
     _allocate(plain, tensors)
@@ -191,6 +190,26 @@ def _read(path: Path) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         load(tensors, checkpoint_id=str(path), no_dist=True)
     return _join(plain, tensors)
+
+
+def _check_files(path: Path) -> None:
+    """Raise ValueError, or OSError, unless all files of a checkpoint are as they were written."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    for name, facts in manifest["files"].items():
+        file = path / name
+        if not file.is_file() or file.stat().st_size != facts["bytes"]:
+            raise ValueError(f"{name} is missing or cut short")
+        if _digest(file) != facts["sha256"]:
+            raise ValueError(f"{name} has another checksum")
+
+
+def _intact(path: Path) -> bool:
+    """Whether a whole checkpoint lies at ``path``."""
+    try:
+        _check_files(path)
+    except (OSError, ValueError, KeyError):
+        return False
+    return True
 
 
 def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -93,6 +93,7 @@ def over_dataset(
                 compute=payload,
                 fold=fold,
                 device=loop.device,
+                waiting=lambda: loop.phase("exchange"),
             )
         except Missed:
             print(
@@ -103,6 +104,7 @@ def over_dataset(
             )
             result = missed(payload(0, 1))
     loop.failing(False)
+    loop.phase("user")
     return result
 
 
@@ -118,6 +120,7 @@ def run_rounds(
     compute: Callable[[int, int], bytes],
     fold: Callable[[list[bytes]], Any],
     device: torch.device,
+    waiting: Callable[[], None],
 ) -> Any:
     """Drive one evaluation to its end and return ``fold(parts)``.
 
@@ -127,6 +130,7 @@ def run_rounds(
         samples: number of samples, >= 1; ``chunk``: samples per chunk, >= 1.
         compute: the payload of the samples [start, stop).
         fold: makes the result from the payloads of all chunks, in order.
+        waiting: called when this worker has nothing to do but to wait for the others.
 
     Raises:
         Missed: the others have finished it and gone on.
@@ -150,6 +154,7 @@ def run_rounds(
         payloads = [
             compute(*spans[r]) if spans[r][0] < spans[r][1] else b"" for r in membership.ranks
         ]
+        waiting()
         try:
             gathered, flags = gather(world, membership, payloads, device)
         except ExchangeFailed:
@@ -264,11 +269,14 @@ class evaluating:
     def __enter__(self) -> None:
         self._modes = [(m, m.training) for m in self._model.modules()]
         self._random = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self._model.eval()
         self._no_grad.__enter__()
 
     def __exit__(self, *exc: object) -> None:
         self._no_grad.__exit__(*exc)
         torch.set_rng_state(self._random)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
         for module, mode in self._modes:
             module.training = mode

@@ -100,14 +100,12 @@ class Fleet:
     @property
     def workers(self) -> int:
         """Workers in the present membership."""
-        membership = self._loop.membership
-        return membership.workers if membership else 1
+        return self._loop.present().workers
 
     @property
     def rank(self) -> int:
         """This worker's (lowest) rank in the present membership."""
-        membership = self._loop.membership
-        return membership.ranks[0] if membership else 0
+        return self._loop.present().ranks[0]
 
     @property
     def is_primary(self) -> bool:
@@ -209,7 +207,7 @@ class Fleet:
                 f"max_norm = {max_norm}; it is positive; leave the call out to clip nothing"
             )
         last = self._loop.between("clip_grad_norm_")
-        return self._stepper.clip(max_norm, norm_type) if last else None
+        return self._loop.clip(max_norm, norm_type) if last else None
 
     def step(self) -> bool:
         """Exchange, commit, update and zero the gradients; call it after every ``backward``.

@@ -131,9 +131,10 @@ def init(
     chosen.attach(replica)
     recorder = Recorder(
         chosen,
-        name=os.environ.get("SHOAL_WORKER", "w0"),
+        name=os.environ.get("SHOAL_WORKER", f"w{os.environ.get('RANK', '0')}"),
         run_dir=None if directory is None else Path(directory),
-        owns_events="SHOAL_CONTROL" not in os.environ,
+        # Under torchrun there is no supervisor and several processes: the first one writes the events.
+        owns_events="SHOAL_CONTROL" not in os.environ and os.environ.get("RANK", "0") == "0",
     )
     return Fleet(
         replica,

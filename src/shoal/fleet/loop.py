@@ -14,16 +14,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shoal.data.draws import Draws
 from shoal.data.randomness import sample_seed
-from shoal.errors import ResumableStop, ShoalError, UsageError
+from shoal.errors import ExchangeFailed, ResumableStop, ShoalError, UsageError
 from shoal.fleet.checkpoint import Checkpoints
+from shoal.fleet.gather import gather
 from shoal.fleet.movement import to_device
 from shoal.fleet.plan import Batching, StepPlan
 from shoal.fleet.record import Recorder
 from shoal.fleet.replica import Replica
 from shoal.fleet.step import Committed
+from shoal.scaling import check_range
 from shoal.world.contract import Membership, World
 
 # How often a worker that leaves tries to say goodbye when the others are lost meanwhile.
@@ -73,19 +76,27 @@ class Loop:
         self._cut: Batching | None = None
         self._piece: tuple[int, int, bool] | None = None
         self._stage = "idle"
+        self._known_batches: set[int] = set()
         self._quitting = False
         self._broken = False
+        if self._stepper.norm_sync is not None:
+            self._stepper.norm_sync.on_wait = lambda waiting: self.phase(
+                "exchange" if waiting else "compute"
+            )
 
     @property
     def is_primary(self) -> bool:
         """Whether this worker speaks for the fleet."""
-        rank = self.membership.ranks[0] if self.membership else 0
-        return rank == 0 and (not self.out or self.world.survivors == 0)
+        return self.present().ranks[0] == 0 and (not self.out or self.world.survivors == 0)
 
     @property
     def in_step(self) -> bool:
         """Whether the user's loop body holds a batch now."""
         return self._piece is not None
+
+    def present(self) -> Membership:
+        """The membership as last known; the first time, that of the coming exchange."""
+        return self.membership if self.membership is not None else self.begin("open")
 
     # -- one exchange -----------------------------------------------------------------------------
 
@@ -95,6 +106,7 @@ class Loop:
             self._depart()
         commits = self._progress.commits
         self._broken = True
+        self.phase("quorum")
         try:
             with self.replica.announcing(kind):
                 self.membership = self.world.start_step(shrink_only=kind == "evaluate")
@@ -151,6 +163,13 @@ class Loop:
         self._stage = "done"
         return self._conclude() if last else False
 
+    def clip(self, max_norm: float, norm_type: float) -> Tensor | None:
+        """Clip the fleet's gradient once the exchange is over."""
+        self.phase("exchange")
+        norm = self._stepper.clip(max_norm, norm_type)
+        self.phase("compute")
+        return norm
+
     # -- epochs -----------------------------------------------------------------------------------
 
     def run_epochs(self, total: int) -> Iterator[int]:
@@ -171,11 +190,29 @@ class Loop:
                 raise UsageError(
                     "fleet.epochs: the loop's body drew no batches; iterate over fleet.batches(...) in it"
                 )
+        self._end_together()
         if self.is_primary:
             self._recorder.event(
                 {"kind": "finish", "step": self._progress.step, "samples": self._progress.cursor}
             )
             self.checkpoint()
+
+    def _end_together(self) -> None:
+        """One exchange after the last step, so that whoever saw that one fail alone adopts it."""
+        while not self.out:
+            membership = self.begin("open")
+            if membership.workers == len(membership.ranks):
+                return
+            self.phase("exchange")
+            self._broken = True
+            try:
+                _, flags = gather(self.world, membership, [b""], self.device)
+            except ExchangeFailed:
+                self.world.settle(None)
+                continue
+            self.world.settle(flags)
+            self._broken = False
+            return
 
     def run_epoch(self, draws: Draws, cut: Batching) -> Iterator[Any]:
         """Yield this worker's micro-batches of the present epoch."""
@@ -194,11 +231,13 @@ class Loop:
             self._check_length(draws)
             yield from self._run_step(draws, cut, cut.plan(self._progress.cursor, membership))
             if self._progress.epoch != epoch or self.out:
+                self.phase("user")
                 return
             membership = self.begin("train")
 
     def _run_step(self, draws: Draws, cut: Batching, plan: StepPlan) -> Iterator[Any]:
         self._stepper.open(plan)
+        self._check_range(plan.nominal)
         self.tell("compute", plan)
         for index, (start, stop) in enumerate(plan.pieces):
             self._piece = (start, stop, index == len(plan.pieces) - 1)
@@ -224,6 +263,7 @@ class Loop:
 
     def _conclude(self) -> bool:
         self._broken = True
+        self.phase("exchange")
         done = self._stepper.finish()
         self._broken = False
         if done is None:
@@ -332,7 +372,21 @@ class Loop:
             extra["lr"] = self.last.lr
             extra["lr_target"] = self.last.lr_target
             extra["loss"] = self.last.loss
-        self._recorder.phase(phase, self._progress, extra)
+        self._recorder.standing(self._progress, extra)
+        self._recorder.phase(phase)
+
+    def phase(self, phase: str) -> None:
+        """Report a phase of the step or evaluation under way: ``quorum exchange compute evaluate user``."""
+        self._recorder.phase(phase)
+
+    def _check_range(self, global_batch: int) -> None:
+        """Warn, once for each global batch, outside of what the scaling rule was tested at."""
+        if global_batch in self._known_batches:
+            return
+        self._known_batches.add(global_batch)
+        text = check_range(self._stepper.rule, global_batch)
+        if text is not None:
+            print(f"shoal: {text}", file=sys.stderr, flush=True)
 
     def _check_length(self, draws: Draws) -> None:
         try:

@@ -175,8 +175,19 @@ def _fleet_class(original: type) -> type:
     if original in _classes.values():
         return original
     if original not in _classes:
-        _classes[original] = type(original.__name__, (original,), {"forward": _forward})
+        members = {"forward": _forward, "__reduce_ex__": _reduce}
+        _classes[original] = type(original.__name__, (original,), members)
     return _classes[original]
+
+
+def _reduce(self: Any, protocol: int) -> Any:
+    """A copied or pickled layer is the plain one again, which needs no fleet."""
+    state = {k: v for k, v in self.__dict__.items() if not k.startswith("shoal_")}
+    return _rebuilt, (type(self).__mro__[1],), state
+
+
+def _rebuilt(original: Any) -> Any:
+    return original.__new__(original)
 
 
 def _forward(self: Any, x: Tensor) -> Tensor:

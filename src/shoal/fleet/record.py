@@ -26,14 +26,12 @@ class Recorder:
     def __init__(self, world: World, *, name: str, run_dir: Path | None, owns_events: bool) -> None:
         self._world = world
         self._name = name
-        self._prints = owns_events
+        self._run_dir = run_dir
+        self._owns_events = owns_events
+        # Opened by the first row, so that a mistake found before it leaves nothing behind.
         self._metrics: Journal | None = None
         self._events: Journal | None = None
-        if run_dir is not None:
-            (run_dir / "metrics").mkdir(parents=True, exist_ok=True)
-            self._metrics = Journal(run_dir / "metrics" / f"{name}.jsonl")
-            if owns_events:
-                self._events = Journal(run_dir / "events.jsonl")
+        self._standing: dict[str, float | int | str] = {}
         self._pending: list[Change] = []
         self._last_commit = time.time()
         self._gap_from: float | None = None
@@ -44,23 +42,27 @@ class Recorder:
             self._gap_from = self._last_commit
         self._pending.extend(changes)
 
-    def phase(self, phase: str, progress: Progress, extra: Mapping[str, float | int | str]) -> None:
-        """Tell the supervisor what this worker is doing."""
-        self._world.report(
-            {
-                "phase": phase,
-                "step": progress.step,
-                "samples": progress.cursor,
-                "commits": progress.commits,
-                "epoch": progress.epoch,
-                **extra,
-            }
-        )
+    def standing(self, progress: Progress, extra: Mapping[str, float | int | str]) -> None:
+        """Renew what the supervisor is told with every phase."""
+        self._standing = {
+            "step": progress.step,
+            "samples": progress.cursor,
+            "commits": progress.commits,
+            "epoch": progress.epoch,
+            **extra,
+        }
+
+    def phase(self, phase: str) -> None:
+        """Tell the supervisor what this worker is doing: the watchdog judges by it who hangs."""
+        self._world.report({**self._standing, "phase": phase})
 
     def committed(self, done: Committed, progress: Progress) -> list[dict[str, object]]:
         """Write one committed step; returns the membership events it brought to an end."""
         now = time.time()
-        if self._metrics is not None:
+        if self._run_dir is not None:
+            self._metrics = self._metrics or _open(
+                self._run_dir / "metrics" / f"{self._name}.jsonl"
+            )
             self._metrics.append(
                 {
                     "step": progress.step,
@@ -92,7 +94,7 @@ class Recorder:
         ]
         for row in rows:
             self.event(row)
-            if self._prints:
+            if self._owns_events:
                 print(event_line(row), file=sys.stderr, flush=True)
         self._last_commit, self._gap_from = now, None
         return rows
@@ -100,7 +102,8 @@ class Recorder:
     def event(self, row: Mapping[str, object]) -> None:
         """Store an event through whoever owns ``events.jsonl``."""
         row = {"time": time.time(), **row}
-        if self._events is not None:
+        if self._owns_events and self._run_dir is not None:
+            self._events = self._events or _open(self._run_dir / "events.jsonl")
             self._events.append(dict(row))
         self._world.event(row)
 
@@ -109,6 +112,11 @@ class Recorder:
         for journal in (self._metrics, self._events):
             if journal is not None:
                 journal.close()
+
+
+def _open(path: Path) -> Journal:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return Journal(path)
 
 
 def _speaks(done: Committed, joined: set[str]) -> bool:

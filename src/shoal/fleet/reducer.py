@@ -117,8 +117,24 @@ class Reducer:
             self._collecting = False
 
     def seal(self) -> None:
-        """Until the next micro-batch nobody else may change the gradients."""
+        """Until the next micro-batch, or the end of the exchange, nobody else may change the gradients."""
         self._versions = [b.flat._version for b in self.buckets]
+
+    def check_seal(self) -> None:
+        """Make sure that nobody changed the gradients since they were sent, and own them again.
+
+        Raises:
+            UsageError: somebody did, so workers may have different sums.
+        """
+        if self._versions and self._versions != [b.flat._version for b in self.buckets]:
+            raise UsageError(
+                "gradients = changed between fleet.backward() and fleet.step(), while the fleet sums them; "
+                "to clip, call fleet.clip_grad_norm_ instead of torch.nn.utils.clip_grad_norm_; leave "
+                "zeroing to fleet.step()"
+            )
+        self._versions = []
+        # A zero_grad() left in the loop took gradients off parameters that this worker did not use.
+        self._point_gradients()
 
     def send_rest(self) -> None:
         """Send every bucket that has not been sent, in order; the header must be filled by now."""

@@ -16,6 +16,7 @@ from shoal.errors import UsageError
 from shoal.fleet.state import FORMAT, Evaluation, Progress
 from shoal.fleet.step import Stepper
 from shoal.fleet.weights import bare
+from shoal.scaling.contract import optimizer_kind
 from shoal.world.contract import Position, Tree
 
 
@@ -130,6 +131,7 @@ class Replica:
             "progress": self.progress.state_dict(),
             "evaluation": self.evaluation.state_dict(),
             "model": dict(bare(self.stepper.model).state_dict()),
+            "optimizer_kind": _kind(self.stepper.optimizer),
             "optimizer": self.stepper.optimizer.state_dict(),
             "base_lrs": list(self.stepper.base_lrs),
             "rule": {
@@ -168,6 +170,12 @@ class Replica:
                 f"{values['rule']['settings']}; pass the same settings, or start a new run directory"
             )
         self._check_model(values["model"])
+        if values["optimizer_kind"] != _kind(self.stepper.optimizer):
+            raise UsageError(
+                f"optimizer = {_kind(self.stepper.optimizer)}, but the state was made with "
+                f"{values['optimizer_kind']} (kind, parameters of each group); its buffers would not fit; pass "
+                "the same optimizer, or start a new run directory"
+            )
         bare(self.stepper.model).load_state_dict(values["model"])
         try:
             self.stepper.optimizer.load_state_dict(values["optimizer"])
@@ -214,6 +222,11 @@ class Replica:
             f"and {other.get(different, 'missing')} there; use the model of that run, or start a new "
             "run directory"
         )
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    """What an optimizer is and how its parameters are grouped, e.g. ``heavy_ball [2, 2]``."""
+    return f"{optimizer_kind(optimizer)} {[len(g['params']) for g in optimizer.param_groups]}"
 
 
 def _settings(rule: Any) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from shoal.errors import UsageError
+
 FORMAT = 1
 
 
@@ -105,9 +107,9 @@ class Progress:
         }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`. Raises ValueError for another format version."""
+        """The inverse of :meth:`state_dict`. Raises UsageError for another format version."""
         if values.get("format") != FORMAT:
-            raise ValueError(
+            raise UsageError(
                 f"state format = {values.get('format')}; this shoal reads format {FORMAT}; "
                 "use the version of shoal that wrote it"
             )

@@ -28,8 +28,11 @@ from shoal.scaling.learning_rate import LearningRate
 from shoal.sync import AllReduce
 from shoal.world.contract import World
 
-SAMPLES, WEIGHT, LOSS, NONFINITE, VOID, SQUARES, PIECES = range(7)
-FIXED_SLOTS = 7
+SAMPLES, WEIGHT, WEIGHT_HI, LOSS, NONFINITE, VOID, SQUARES, PIECES = range(8)
+FIXED_SLOTS = 8
+# The header is float32, in which whole numbers are exact up to here; weights travel in two parts.
+EXACT_FLOAT32 = 2**24
+WEIGHT_RADIX = 4096.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,9 @@ class Stepper:
         value = float(loss.detach())
         finite = math.isfinite(value)
         self._sums[SAMPLES] += samples
-        self._sums[WEIGHT] += weight
+        high = weight // WEIGHT_RADIX
+        self._sums[WEIGHT_HI] += high
+        self._sums[WEIGHT] += weight - high * WEIGHT_RADIX
         self._sums[LOSS] += value if summed else value * weight
         self._sums[NONFINITE] += not finite
         if self._noise is not None:
@@ -170,6 +175,7 @@ class Stepper:
         if self._exact is not None:
             self.reducer.send(self._exact.parts)
         self.reducer.send_rest()
+        self.reducer.seal()
 
     def conclude(self) -> bool:
         """Wait for the exchange; True if it succeeded and the gradients are the fleet's mean."""
@@ -177,6 +183,7 @@ class Stepper:
             return not self._failed
         self._concluded = True
         assert self._plan is not None
+        self.reducer.check_seal()
         try:
             self.reducer.wait()
             if self.norm_sync is not None:
@@ -190,7 +197,10 @@ class Stepper:
         if self._exact is not None:
             self._exact.give_back()
         total = self._plan.stop - self._plan.start
-        weight = self._summed[WEIGHT]
+        assert total >= EXACT_FLOAT32 or self._summed[SAMPLES] == total, (
+            "every share was trained once"
+        )
+        weight = self._summed_weight()
         if weight > 0 and weight != total and math.isfinite(weight):
             self.reducer.scale(total / weight)
         if self._noise is not None:
@@ -279,8 +289,8 @@ class Stepper:
         held = self.rule.init(self._at) if self.rule_state is None else self.rule_state
         state, factor, multiplier, momentum_factor = self.rate.before_step(held, self._at)
         if momentum_factor != 1.0:
-            for held in self.optimizer.state.values():
-                buffer = held.get("momentum_buffer")
+            for buffers in self.optimizer.state.values():
+                buffer = buffers.get("momentum_buffer")
                 if buffer is not None:
                     buffer.mul_(momentum_factor)
         rates = [base * factor * multiplier for base in self.base_lrs]
@@ -295,7 +305,7 @@ class Stepper:
         self.rule_state = rule.commit(state, self._at, noise)
         parent = self.progress.row
         self.progress.commit(token=self._plan.membership.token, cursor=self._plan.stop)
-        weight = self._summed[WEIGHT]
+        weight = self._summed_weight()
         done = Committed(
             plan=self._plan,
             loss=self._summed[LOSS] / weight if weight else math.nan,
@@ -316,6 +326,11 @@ class Stepper:
         self._plan, self.launched = None, False
         if self.norm_sync is not None:
             self.norm_sync.end()
+
+    def _summed_weight(self) -> float:
+        """The units of all workers; whole numbers are exact up to 2**36."""
+        assert self._summed is not None
+        return self._summed[WEIGHT_HI] * WEIGHT_RADIX + self._summed[WEIGHT]
 
     def _used_mask(self) -> list[bool]:
         assert self._summed is not None

@@ -11,6 +11,7 @@ has, and the step, which cannot be committed any more, is forgotten.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ class SyncStatistics:
         self._failed = False
         self._stepping = False
         self._device = torch.device("cpu")
+        # Told when a wait for the others begins (True) and ends (False).
+        self.on_wait: Callable[[bool], None] = lambda waiting: None
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         """A copy of the model is nobody's replica: its layers normalise by themselves."""
@@ -129,11 +132,14 @@ class SyncStatistics:
         if self._failed:
             return packed
         own = packed.clone()
+        self.on_wait(True)
         try:
             self._world.all_reduce(packed).wait()
         except ExchangeFailed:
             self._failed = True
             return own
+        finally:
+            self.on_wait(False)
         if round(float(packed[-1])) != index * self._workers:
             raise UsageError(
                 f'batch_norm = "sync": layer {index} met another layer on a peer; the model must call its '
