@@ -75,7 +75,7 @@ class Fleet:
             describe=self._describe,
             close=self.close,
         )
-        self._training_set = TrainingSet(replica.progress)
+        self._training_set = TrainingSet(replica.progress, pin_memory=device.type == "cuda")
         self._epochs: int | None = None
         self._closed = False
         atexit.register(self.close)

@@ -14,8 +14,9 @@ from shoal.fleet.state import Progress
 class TrainingSet:
     """Keeps the loader from epoch to epoch while the loop asks for the same one."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, *, pin_memory: bool) -> None:
         self._progress = progress
+        self._pin_memory = pin_memory
         self._draws: Draws | None = None
         self._asked: tuple[Any, ...] = ()
         self._marked: tuple[Any, list[float]] | None = None
@@ -32,7 +33,11 @@ class TrainingSet:
             return held
         try:
             draws = Draws(
-                dataset, seed=self._progress.seed, num_workers=num_workers, collate=collate
+                dataset,
+                seed=self._progress.seed,
+                num_workers=num_workers,
+                collate=collate,
+                pin_memory=self._pin_memory,
             )
         except TypeError as error:
             raise UsageError(str(error)) from error
