@@ -8,12 +8,13 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lighthouse import Lighthouse
-from toy import rows, train
+from toy import FAST, rows, train
 
 from shoal.testing.links import Board
 from shoal.testing.processes import Child, Herd
@@ -502,14 +503,78 @@ def test_below_the_minimum_the_fleet_waits_then_stops(fleet: Fleet) -> None:
     assert "1 of at least 2 workers" in workers[0].log
 
 
-def test_mixed_versions_are_refused_by_name(fleet: Fleet) -> None:
-    first = fleet.start(until=10**6)
-    fleet.until_width(first, 1)
+def test_a_newcomer_of_other_versions_gives_up_and_the_fleet_goes_on(fleet: Fleet) -> None:
+    fleet.shut()
+    workers = [fleet.start(until=10**6) for _ in range(2)]
+    fleet.open()
+    fleet.until_width(workers[0], 2)
     other = fleet.start(until=10**6, pretend_torchft="0.1.9")
     assert other.wait(30) == 1
     assert "UsageError" in other.log
-    assert "'w0' runs" in other.log and "'w1' runs" in other.log and "0.1.9" in other.log
-    fleet.kill(other)
+    assert "'w0' runs" in other.log and "'w2' runs" in other.log and "0.1.9" in other.log
+    fleet.board.mark_dead(2)
+    fleet.until_width(workers[0], 2, beyond=fleet.commits(workers[0]))
+    assert fleet.changes(workers[0]) == []
+    fleet.finish(*workers)
+
+
+def test_a_joiner_waits_for_a_slow_fleet_longer_than_its_patience(fleet: Fleet) -> None:
+    """A step (or an evaluation) may take as long as it likes; the joiner obeys a leave meanwhile."""
+    impatient = replace(FAST, patience_seconds=1.0)
+    first = fleet.start(until=100, slow=(5, 6, 4.0))
+    fleet.until(first, lambda row: row.get("commits") == 5)
+    second, third = (fleet.start(until=100, timing=impatient) for _ in range(2))
+    time.sleep(1.5)
+    third.signal(signal.SIGTERM)
+    assert third.wait(20) == 1
+    assert "asked to leave while waiting" in third.log
+    fleet.board.mark_dead(2)
+    results = fleet.results(first, second)
+    assert [result["bootstraps"] for result in results] == [1, 0]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_nobody_hangs_up_before_all_are_done_with_the_last_exchange(
+    fleet: Fleet, leaves: bool
+) -> None:
+    """One is slow to notice that the last exchange is over; those that were faster wait for it."""
+    fleet.shut()
+    last = 30
+    until = 10**6 if leaves else 3 * last
+    workers = [
+        fleet.start(
+            until=until,
+            timing=replace(FAST, linger_seconds=20.0),
+            late_at=(last - 1, 0.4) if slot == 1 else (-2, 0.0),
+            leave_at=last - 1 if leaves and slot == 2 else -2,
+        )
+        for slot in range(3)
+    ]
+    fleet.open()
+    if leaves:
+        assert workers[2].result(30)["left"]
+        fleet.until_width(workers[0], 2, beyond=last)
+        results = fleet.finish(*workers[:2])
+    else:
+        results = fleet.results(*workers)
+        assert len({result["lineage"] for result in results}) == 1
+    assert results[1]["connected"] == [True]
+    assert [result["failures"] for result in results] == [0] * len(results)
+
+
+def test_many_short_runs_end_with_one_lineage(fleet: Fleet) -> None:
+    """Three workers that end, each for itself, right after the last exchange."""
+    fleet.shut()
+    for round_number in range(6):
+        fleet.board.ready = False
+        workers = [
+            fleet.start(until=12, pause_seconds=0.0 if slot == round_number % 3 else 0.001)
+            for slot in range(3)
+        ]
+        fleet.open()
+        results = fleet.results(*workers)
+        assert len({result["lineage"] for result in results}) == 1
+        assert [result["failures"] for result in results] == [0, 0, 0]
 
 
 def test_names_are_those_of_the_links(fleet: Fleet) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from shoal.errors import ExchangeFailed, UsageError
-from shoal.world.elastic import nccl, timing
+from shoal.world.elastic import enrolment, nccl, timing
+from shoal.world.elastic.enrolment import Patience
 from shoal.world.elastic.nccl import NcclPending, is_wanted
 from shoal.world.elastic.reductions import DONE, LostReduction, Reduction
 from shoal.world.elastic.timing import Pace, Timing
@@ -19,7 +20,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 100.0
-        for module in (timing, nccl):
+        for module in (timing, nccl, enrolment):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
         monkeypatch.setattr(nccl, "sleep", self.pass_seconds)
 
@@ -72,7 +73,7 @@ def test_running_out_of_time_doubles_the_limit(clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("patience_seconds", 0.0, "patience_seconds = 0.0; must be > 0"),
+        ("patience_seconds", 0.0, "patience_seconds = 0.0; .* above 0; .* default of 60"),
         ("quorum_every", -1, "quorum_every = -1"),
         ("heartbeat_timeout_seconds", 0.06, "twice heartbeat_seconds = 0.05"),
         ("form_seconds", float("nan"), "form_seconds = nan"),
@@ -81,6 +82,19 @@ def test_running_out_of_time_doubles_the_limit(clock: Clock) -> None:
 def test_impossible_times_are_refused(field: str, value: float, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         Timing(**{field: value})
+
+
+def test_patience_lasts_while_waiting_is_sure_to_end_well(clock: Clock) -> None:
+    sure = [True]
+    patience = Patience(60.0, lambda: sure[0])
+    for _ in range(10):
+        clock.pass_seconds(59.0)
+        assert not patience.is_over()
+    sure[0] = False
+    clock.pass_seconds(59.0)
+    assert not patience.is_over()
+    clock.pass_seconds(1.0)
+    assert patience.is_over()
 
 
 class Stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -10,13 +11,15 @@ from io import BytesIO
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import UsageError
 from shoal.world.contract import Tree
+from shoal.world.elastic import state_server
 from shoal.world.elastic.state_server import (
     StateServer,
+    await_settled,
     fetch_state,
     fetch_where,
     join_address,
@@ -90,6 +93,7 @@ TREES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(TREES)
 def test_any_state_arrives_as_it_was(tree: Tree) -> None:
     data = wire(tree)
@@ -133,6 +137,7 @@ def test_truncation_at_every_byte_is_an_error() -> None:
         read(data + b"x")
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_a_changed_head_never_gives_more_than_an_error(at: int, flip: int) -> None:
     """Whatever the sender claims, nothing is evaluated, and nothing but TransferError comes out."""
@@ -220,7 +225,7 @@ def test_a_published_state_is_fetched(server: StateServer) -> None:
 
 
 @pytest.mark.parametrize("shown", ["", "Bearer ", "Bearer wrong", TOKEN, f"bearer {TOKEN}", "é"])
-@pytest.mark.parametrize("path", ["/state/key", "/where", "/"])
+@pytest.mark.parametrize("path", ["/state/key", "/where", "/settled/t/0", "/"])
 def test_without_the_token_nothing_is_told(server: StateServer, shown: str, path: str) -> None:
     server.publish("key", state())
     server.tell({"nonce": "n1"})
@@ -322,6 +327,41 @@ def test_a_reader_that_stands_still_does_not_keep_the_snapshot(server: StateServ
         while any("process_request" in t.name for t in threading.enumerate()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+
+def test_a_silent_connection_is_closed(server: StateServer, monkeypatch) -> None:
+    monkeypatch.setattr(state_server._Handler, "timeout", 0.2)
+    for said in (b"", b"GET /where HTTP/1.1\r\nHost: x\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), 10) as silent:
+            silent.sendall(said)
+            assert silent.recv(100) == b""
+
+
+def test_there_are_only_so_many_connections(server: StateServer) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(state_server.MAX_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 10))
+        one_more = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 10))
+        assert one_more.recv(100) == b""
+    deadline = time.monotonic() + 10
+    while fetch_where(address(server), TOKEN, 2.0) is None:
+        assert time.monotonic() < deadline, "their places are free again"
+
+
+def test_a_peer_is_waited_for_until_it_is_done_with_an_exchange(server: StateServer) -> None:
+    def done(membership: str, count: int, seconds: float = 5.0) -> bool:
+        return await_settled(address(server), membership, count, TOKEN, seconds)
+
+    server.enter("t1")
+    assert done("t0", 3), "a membership that is over"
+    server.settle()
+    assert (done("t1", 1), done("t1", 2, 0.05)) == (True, False)
+    waiting = threading.Timer(0.1, server.settle)
+    waiting.start()
+    assert done("t1", 2)
+    waiting.join()
+    server.close()
+    assert done("t1", 3), "a peer that is gone"
 
 
 def test_addresses() -> None:

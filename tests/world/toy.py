@@ -144,6 +144,7 @@ class Trainer:
             works = [world.all_reduce(bucket) for bucket in buckets]
             self.at("reducing", toy.commits)
             works.append(world.all_reduce(header))
+            self.at("waiting", toy.commits)
             for work in works:
                 work.wait()
             assert header[0].item() == workers
@@ -201,6 +202,8 @@ def train(
     slow: tuple[int, int, float] = (0, 0, 0.0),
     stands_at: tuple[int, str] | None = None,
     pretend_torchft: str = "",
+    late_at: tuple[int, float] = (-2, 0.0),
+    leave_at: int = -2,
 ) -> dict[str, object]:
     """The body of a worker process: train until the cursor has reached ``until``."""
     from shoal.world.elastic import groups
@@ -217,6 +220,7 @@ def train(
     if pretend_torchft:
         world._enrolment._versions["torchft"] = pretend_torchft
     trainer = Trainer(world, toy, directory / f"w{slot}.steps", pause_seconds)
+    connected: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: world.request_leave())
 
     if stands_at is not None:
@@ -236,6 +240,13 @@ def train(
             time.sleep(600)
         if place == "drawn" and slow[0] <= commits < slow[1]:
             time.sleep(slow[2])
+        if (place, commits) == ("started", leave_at):
+            world.request_leave()
+        if (place, commits) == ("waiting", late_at[0]):
+            # Slow to notice that the exchange is over: meanwhile nobody may hang up.
+            time.sleep(late_at[1])
+            group = world._enrolment.group
+            connected.append(group is not None and not group.broken())
         if die_at and (place, commits) == tuple(die_at):
             os.kill(os.getpid(), signal.SIGKILL)
         if place == "reduced" and commits == fail_at and trainer.failures == 0:
@@ -273,6 +284,8 @@ def train(
             "failures": trainer.failures,
             "bootstraps": toy.bootstraps,
             "restores": toy.restores,
+            "lineage": toy.lineage,
+            "connected": connected,
             "threads": sorted(t.name for t in threading.enumerate()),
         }
     finally:

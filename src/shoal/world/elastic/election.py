@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal.world.contract import Position
+from shoal.world.elastic.ranking import rank_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class Verdict:
     """What the members of a quorum do next.
 
     Args:
-        primaries: the members that hold the state that counts, sorted; never empty.
+        primaries: the members that hold the state that counts, in rank order; never empty.
         starter: the member that has to start the run (load a checkpoint or begin), or None.
         sources: for each member that needs the state, the member that sends it.
     """
@@ -39,8 +40,8 @@ def elect(positions: Mapping[str, Position]) -> Verdict:
 
     The state of the members with the most commits counts. If those hold different states (they
     trained apart and came back), the state that more of them hold counts, and among equally frequent
-    ones that of the smallest name. If all members are blank, the one that offers the newest
-    checkpoint starts the run, the smallest name among equal offers.
+    ones that of the first in rank. If all members are blank, the one that offers the newest
+    checkpoint starts the run, the first in rank among equal offers.
 
     Args:
         positions: where each member stands, by name; at least one.
@@ -51,14 +52,15 @@ def elect(positions: Mapping[str, Position]) -> Verdict:
     assert positions, "a quorum has at least one member"
     furthest = max(position.commits for position in positions.values())
     if furthest < 0:
-        starter = min(positions, key=lambda name: (-positions[name].offer, name))
+        starter = min(positions, key=lambda name: (-positions[name].offer, rank_order(name)))
         primaries = (starter,)
     else:
         starter = None
         leading = {name: at.lineage for name, at in positions.items() if at.commits == furthest}
         frequency = Counter(leading.values())
-        chosen = leading[min(leading, key=lambda name: (-frequency[leading[name]], name))]
-        primaries = tuple(sorted(name for name, lineage in leading.items() if lineage == chosen))
-    lagging = sorted(set(positions) - set(primaries))
+        first = min(leading, key=lambda name: (-frequency[leading[name]], rank_order(name)))
+        holders = (name for name, lineage in leading.items() if lineage == leading[first])
+        primaries = tuple(sorted(holders, key=rank_order))
+    lagging = sorted(set(positions) - set(primaries), key=rank_order)
     sources = {name: primaries[i % len(primaries)] for i, name in enumerate(lagging)}
     return Verdict(primaries=primaries, starter=starter, sources=sources)

@@ -9,12 +9,14 @@ import contextlib
 import http.client
 import json
 import socket
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 
 from shoal.errors import ShoalError, UsageError
 
 TOKEN_HEADER = "X-Shoal-Token"
+BYTE_ORDER = "byte order"
 PATIENCE_SECONDS = 10.0  # a reply later than this: the connection is given up and opened again
 
 
@@ -27,9 +29,10 @@ class Refused(ShoalError):
 
 
 def versions() -> dict[str, str | None]:
-    """Versions that must be equal on the supervisor and all workers; None for what is missing.
+    """What must be equal on the supervisor and all workers; None for what is missing.
 
-    A build's local part (``+cpu``) is left out: builds of one version talk to each other.
+    A build's local part (``+cpu``) is left out: builds of one version talk to each other. The order of
+    bytes counts too, because a state travels as the machine has it.
     """
     found: dict[str, str | None] = {}
     for package in ("shoal", "torch", "torchft"):
@@ -37,18 +40,25 @@ def versions() -> dict[str, str | None]:
             found[package] = metadata.version(package).split("+")[0]
         except metadata.PackageNotFoundError:
             found[package] = None
+    found[BYTE_ORDER] = sys.byteorder
     return found
 
 
 def version_conflict(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str | None:
     """One line that names the first difference between two :func:`versions`, or None."""
     for package, wanted in ours.items():
-        if theirs.get(package) != wanted:
+        if theirs.get(package) == wanted:
+            continue
+        if package == BYTE_ORDER:
             return (
-                f"{package} {theirs.get(package) or '(none)'} on the worker, "
-                f"{wanted or '(none)'} on the supervisor; one fleet runs one version of {package}, "
-                f"because mixed ones fail without an error; install {package}=={wanted} there too"
+                f"byte order {theirs.get(package)} on the worker, {wanted} on the supervisor; states "
+                "travel as raw bytes; use machines of one byte order"
             )
+        return (
+            f"{package} {theirs.get(package) or '(none)'} on the worker, "
+            f"{wanted or '(none)'} on the supervisor; one fleet runs one version of {package}, "
+            f"because mixed ones fail without an error; install {package}=={wanted} there too"
+        )
     return None
 
 

@@ -8,20 +8,26 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import sys
 from collections.abc import Callable, Mapping, Set
-from importlib.metadata import version
 from time import monotonic, sleep
 
-import shoal
 from shoal.errors import ResumableStop
 from shoal.world.contract import Change, Membership, StateHolder
+from shoal.world.elastic.admission import admitted
 from shoal.world.elastic.changes import changes_between
 from shoal.world.elastic.contract import Link
 from shoal.world.elastic.election import Verdict, elect
+from shoal.world.elastic.endpoint import versions
 from shoal.world.elastic.groups import FormFailed, Ground, Group, Member, form
-from shoal.world.elastic.quorum import Ballot, Coordinator, check_versions
-from shoal.world.elastic.state_server import StateServer, fetch_state, fetch_where, join_address
+from shoal.world.elastic.quorum import Ballot, Coordinator
+from shoal.world.elastic.ranking import rank_order
+from shoal.world.elastic.state_server import (
+    StateServer,
+    await_settled,
+    fetch_state,
+    fetch_where,
+    join_address,
+)
 from shoal.world.elastic.timing import Timing
 from shoal.world.elastic.transport import TransferError
 
@@ -73,12 +79,7 @@ class Enrolment:
         self.peers: tuple[Member, ...] = ()
         self.knocks = 0
         self.departed: frozenset[str] = frozenset()
-        self._versions = {
-            "shoal": shoal.__version__,
-            "torch": version("torch").split("+")[0],
-            "torchft": version("torchft"),
-            "byte order": sys.byteorder,
-        }
+        self._versions = {name: found or "(none)" for name, found in versions().items()}
 
     @property
     def coordinator_answers(self) -> bool:
@@ -95,7 +96,7 @@ class Enrolment:
         Raises:
             ResumableStop: too few workers, or no coordinator, for longer than the patience; or this
                 worker was asked to leave meanwhile.
-            UsageError: another member runs other versions.
+            UsageError: this worker is new, and runs other versions than the fleet.
 
         Returns:
             Whether somebody has to be given the state: the others wait for it in their first exchange.
@@ -106,7 +107,7 @@ class Enrolment:
             self._link.ready()
             self._entered = True
         started = monotonic()
-        deadline = started + timing.patience_seconds
+        patience = Patience(timing.patience_seconds, self._is_waited_for)
         refusal = ""
         while True:
             knocks = self._link.joins()
@@ -115,13 +116,12 @@ class Enrolment:
             stays = intact
             peers = self._coordinator.ask(
                 ballot,
-                deadline,
+                patience,
                 lambda waited, stays=stays: self._while_waiting(waited, stays=stays),
                 knock=ballot.last == "",
             )
             if peers is not None:
-                check_versions(ballot, peers)
-                peers = _admitted(peers)
+                peers = admitted(ballot, peers)
                 refused = self._refusal(ballot.name, peers)
                 if not refused and monotonic() - started < timing.shrink_doubt_seconds:
                     refused = self._doubt(peers)
@@ -138,7 +138,7 @@ class Enrolment:
                 elif refused != refusal:
                     _log.warning("waiting: %s", refused)
                 refusal = refused or refusal
-            if monotonic() >= deadline:
+            if patience.is_over():
                 raise ResumableStop(
                     f"no membership for {timing.patience_seconds:g} s"
                     f"{': ' + refusal if refusal else ''}; the run can be resumed"
@@ -166,6 +166,11 @@ class Enrolment:
             versions=self._versions,
         )
 
+    def _is_waited_for(self) -> bool:
+        """A blank worker beside a fleet that trains: sooner or later that lets it in."""
+        assert self.holder is not None
+        return self.holder.position().commits < 0 and self._link.trained()
+
     def _while_waiting(self, waited_seconds: float, *, stays: bool) -> None:
         """Knock on a request that stays unanswered; give up if this worker is to leave.
 
@@ -179,7 +184,7 @@ class Enrolment:
     def _refusal(self, name: str, peers: Mapping[str, Ballot]) -> str:
         """Why this quorum is not good enough; all its members come to the same result."""
         if name not in peers:
-            return "the fleet is in an evaluation and lets nobody in"
+            return "the fleet lets nobody in now (it is in an evaluation, or runs other versions)"
         if len(peers) < self._min_workers:
             return f"{len(peers)} of at least {self._min_workers} workers are here"
         blank = all(peer.position.commits < 0 for peer in peers.values())
@@ -251,7 +256,7 @@ class Enrolment:
         word = "|".join((self.membership.token, *sorted(leavers)))
         token = hashlib.blake2b(word.encode(), digest_size=8).hexdigest()
         try:
-            self._connect(rest, min(rest), token)
+            self._connect(rest, min(rest, key=rank_order), token)
         except FormFailed as error:
             _log.warning("going on without %s needs a quorum: %s", ", ".join(leavers), error)
             self.cut()
@@ -261,7 +266,7 @@ class Enrolment:
 
     def _connect(self, members: Mapping[str, Member], owner: str, token: str) -> None:
         """Form the group of ``members`` and let the old one go."""
-        names = tuple(sorted(members))
+        names = tuple(sorted(members, key=rank_order))
         group = form(
             ground=self._ground,
             members=[members[name] for name in names],
@@ -277,6 +282,7 @@ class Enrolment:
         self.membership = Membership(
             names=names, ranks=(names.index(self._link.name),), token=token
         )
+        self._server.enter(token)
         self._changes += changes_between(old, names, self.departed)
         self.departed = frozenset()
         _log.info("membership %s: %s", token, ", ".join(names))
@@ -310,9 +316,10 @@ class Enrolment:
             self.group.close()
             self.group = None
 
-    def withdraw(self) -> None:
-        """Everybody has the state: serve it no longer."""
+    def settled(self) -> None:
+        """An exchange is over here: everybody has the state, and peers may learn that it is over."""
         self._server.withdraw()
+        self._server.settle()
 
     def fall_silent(self) -> None:
         """Stop the heartbeats: this worker has left."""
@@ -323,6 +330,21 @@ class Enrolment:
         taken, self._changes = self._changes, []
         return taken
 
+    def linger(self) -> None:
+        """Wait, for a limited time, until the peers are done with the last exchange too.
+
+        A worker that hangs up before its peers have read the last bytes of an exchange which it has
+        committed itself makes it fail for them, and they would repeat it without this worker.
+        """
+        if self.group is None or self.membership is None:
+            return
+        deadline = monotonic() + self._timing.linger_seconds
+        for peer in self.peers:
+            left = deadline - monotonic()
+            word = (self.membership.token, self._server.settled, self._link.token)
+            if left <= 0 or not await_settled(peer.state, *word, left):
+                _log.info("%s did not end the last exchange in time", peer.name)
+
     def close(self) -> None:
         """Free sockets, threads and connections. Harmless when called twice."""
         self._coordinator.close()
@@ -330,9 +352,21 @@ class Enrolment:
         self._server.close()
 
 
-def _admitted(peers: Mapping[str, Ballot]) -> dict[str, Ballot]:
-    """All peers; during an evaluation those alone that share a last membership with it."""
-    evaluating = {peer.last for peer in peers.values() if peer.shrink_only}
-    if not evaluating:
-        return dict(peers)
-    return {name: peer for name, peer in peers.items() if peer.last in evaluating}
+class Patience:
+    """How long to go on waiting.
+
+    Args:
+        seconds: the limit, from now on.
+        is_sure: whether waiting will end well; as long as it will, no time passes.
+    """
+
+    def __init__(self, seconds: float, is_sure: Callable[[], bool]):
+        self._seconds, self._is_sure = seconds, is_sure
+        self._deadline = monotonic() + seconds
+
+    def is_over(self) -> bool:
+        """Whether the limit has passed."""
+        now = monotonic()
+        if self._is_sure():
+            self._deadline = now + self._seconds
+        return now >= self._deadline

@@ -19,11 +19,13 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
+from typing import Protocol
 from urllib.parse import urlsplit
 
-from shoal.errors import ResumableStop, UsageError
+from shoal.errors import ResumableStop
 from shoal.world.contract import Position
 from shoal.world.elastic.contract import Link
+from shoal.world.elastic.ranking import rank_order
 from shoal.world.elastic.timing import Timing
 
 # torchft reads it once, when it is imported; its default writes lines for every connection.
@@ -79,13 +81,13 @@ class Ballot:
 
 
 def peers_of(quorum: Quorum) -> dict[str, Ballot]:
-    """The members' ballots by name, sorted.
+    """The members' ballots by name, in rank order.
 
-    Raises:
-        UsageError: a member is not a shoal worker of this version.
+    A member that is no shoal worker of this version is passed over: everybody else goes on without it,
+    whoever it is and whatever it does there.
     """
     peers: dict[str, Ballot] = {}
-    for member in sorted(quorum.participants, key=lambda member: member.replica_id):
+    for member in sorted(quorum.participants, key=lambda member: rank_order(member.replica_id)):
         data = member.data or {}
         try:
             peers[member.replica_id] = Ballot(
@@ -106,37 +108,27 @@ def peers_of(quorum: Quorum) -> dict[str, Ballot]:
                 versions=_words(data["versions"]),
             )
         except (KeyError, ValueError, TypeError) as error:
-            raise UsageError(
-                f"the coordinator has a member {member.replica_id!r} that is not a worker of this "
-                f"version of shoal ({error!r}); give each run its own coordinator and all workers "
-                "the same version"
-            ) from error
-    return peers
-
-
-def check_versions(me: Ballot, peers: Mapping[str, Ballot]) -> None:
-    """Refuse a fleet of mixed versions, which would fail without an error.
-
-    Raises:
-        UsageError: a member runs another version; the text names both workers.
-    """
-    for peer in peers.values():
-        if dict(peer.versions) != dict(me.versions):
-            raise UsageError(
-                f"worker {me.name!r} runs {_listed(me.versions)}, worker {peer.name!r} runs "
-                f"{_listed(peer.versions)}; all workers of a fleet run the same versions; install "
-                "the same constraints on both machines"
+            _log.warning(
+                "the coordinator has a member %r that is no worker of this version of shoal (%r); "
+                "going on without it",
+                member.replica_id,
+                error,
             )
-
-
-def _listed(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    return peers
 
 
 def _words(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise TypeError("versions are not a mapping")
     return {str(key): str(item) for key, item in value.items()}
+
+
+class Patience(Protocol):
+    """How long to go on waiting."""
+
+    def is_over(self) -> bool:
+        """Whether the limit has passed."""
+        ...
 
 
 class Coordinator:
@@ -173,12 +165,13 @@ class Coordinator:
         """
         self._prober = threading.Thread(target=self._probe, name="shoal-coordinator", daemon=True)
         self._prober.start()
-        self._await_answer(monotonic() + self._timing.patience_seconds, lambda: None)
+        deadline = monotonic() + self._timing.patience_seconds
+        self._await_answer(lambda: monotonic() >= deadline, lambda: None)
 
     def ask(
         self,
         ballot: Ballot,
-        deadline: float,
+        patience: Patience,
         interrupt: Callable[[float], None],
         *,
         knock: bool,
@@ -187,7 +180,7 @@ class Coordinator:
 
         Args:
             ballot: what to say of this worker.
-            deadline: when patience ends (``time.monotonic``).
+            patience: how long to wait for a coordinator that does not answer.
             interrupt: called about every knock_seconds with how long the request has lasted; what
                 it raises is raised here.
             knock: announce the request at once; the fleet has to be told that somebody is there.
@@ -196,9 +189,9 @@ class Coordinator:
             The members' ballots, or None when the request failed and should be made again.
 
         Raises:
-            ResumableStop: the coordinator did not come back before the deadline.
+            ResumableStop: the coordinator did not come back in time.
         """
-        self._await_answer(deadline, lambda: interrupt(0.0))
+        self._await_answer(patience.is_over, lambda: interrupt(0.0))
         client = self._client
         assert client is not None
         reply: list[Quorum | BaseException] = []
@@ -255,7 +248,7 @@ class Coordinator:
             self._prober.join(2 * self._timing.connect_seconds)
             self._prober = None
 
-    def _await_answer(self, deadline: float, interrupt: Callable[[], None]) -> None:
+    def _await_answer(self, is_over: Callable[[], bool], interrupt: Callable[[], None]) -> None:
         """Wait until the coordinator answers and had time to gather the others' heartbeats."""
         while True:
             with self._state:
@@ -265,12 +258,12 @@ class Coordinator:
                     raise ResumableStop("this worker has closed its connection to the coordinator")
                 if self._answers and now >= ready_at:
                     return
-                if now >= deadline:
+                if is_over():
                     raise ResumableStop(
                         f"the coordinator at {self._link.coordinator} did not answer for "
                         f"{self._timing.patience_seconds:g} s; the run can be resumed"
                     )
-                wait = min(self._timing.knock_seconds, deadline - now)
+                wait = self._timing.knock_seconds
                 self._state.wait(min(wait, ready_at - now) if self._answers else wait)
             interrupt()
 

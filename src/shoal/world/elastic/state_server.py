@@ -2,8 +2,10 @@
 
 ``GET /state/KEY`` streams the snapshot published under KEY (the token of the membership it was taken
 for), waiting a little if it is not published yet. ``GET /where`` tells which quorum request this
-worker made last; peers that wait for it in vain ask there. Both need the run's token in the
-Authorization header and answer 403 without it.
+worker made last; peers that wait for it in vain ask there. ``GET /settled/TOKEN/N`` answers when this
+worker is done with the first N exchanges of the membership TOKEN: a peer that leaves asks it before it
+hangs up. All need the run's token in the Authorization header and answer 403 without it. A connection
+that says nothing is closed, and there are only so many at a time.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from shoal.world.contract import Tree
 from shoal.world.elastic.transport import Payload, TransferError, decode, encode
 
 _log = logging.getLogger(__name__)
+# A request comes at once after its connection; a stranger's silence does not hold a thread for long.
+REQUEST_SECONDS = 10.0
+MAX_CONNECTIONS = 256
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -77,6 +82,7 @@ class StateServer:
         self._payload: Payload | None = None
         self._closed = False
         self._where = b"{}"
+        self._membership, self._settled = "", 0
         self._server = _Server(host, self)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(
@@ -100,6 +106,31 @@ class StateServer:
     def tell(self, where: Mapping[str, str]) -> None:
         """Set what ``/where`` answers."""
         self._where = json.dumps(dict(where)).encode()
+
+    def enter(self, membership: str) -> None:
+        """Count exchanges anew, those of ``membership``."""
+        with self._changed:
+            self._membership, self._settled = membership, 0
+            self._changed.notify_all()
+
+    def settle(self) -> None:
+        """One more exchange is over here, in whatever way."""
+        with self._changed:
+            self._settled += 1
+            self._changed.notify_all()
+
+    @property
+    def settled(self) -> int:
+        """Exchanges of the present membership that are over here."""
+        return self._settled
+
+    def wait_settled(self, membership: str, count: int) -> bool:
+        """Wait until ``count`` exchanges of ``membership`` are over here, or it is not the present one."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._closed or self._membership != membership or self._settled >= count,
+                self._patience,
+            )
 
     def close(self) -> None:
         """Stop serving. Harmless when called twice."""
@@ -141,6 +172,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, host: str, owner: StateServer):
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         listening = listen(host)
         self.address_family = listening.family
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
@@ -148,6 +180,20 @@ class _Server(ThreadingHTTPServer):
         self.socket = listening
         self.server_address = listening.getsockname()[:2]
         self.owner = owner
+
+    def process_request(self, request: object, client_address: object) -> None:
+        """Serve in a thread of its own, unless too many are open."""
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)  # pyright: ignore[reportArgumentType] - a socket
+            return
+        super().process_request(request, client_address)  # pyright: ignore[reportArgumentType]
+
+    def process_request_thread(self, request: object, client_address: object) -> None:
+        """Serve one connection and free its slot."""
+        try:
+            super().process_request_thread(request, client_address)  # pyright: ignore
+        finally:
+            self._slots.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         # A peer that dies, or loses its patience, while it reads is an ordinary event here.
@@ -162,6 +208,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    timeout = REQUEST_SECONDS
 
     def do_GET(self) -> None:
         assert isinstance(self.server, _Server)
@@ -172,6 +219,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(403, b"this run's token is needed\n")
         elif self.path == "/where":
             self._answer(200, owner.where())
+        elif self.path.startswith("/settled/"):
+            membership, _, count = self.path.removeprefix("/settled/").rpartition("/")
+            done = count.isdigit() and owner.wait_settled(membership, int(count))
+            self._answer(200 if done else 404, b"\n")
         elif self.path.startswith("/state/"):
             payload = owner.find(self.path.removeprefix("/state/"))
             if payload is None:
@@ -266,5 +317,31 @@ def fetch_where(address: str, token: str, timeout_seconds: float) -> dict[str, s
         return {str(key): str(value) for key, value in document.items()}
     except (OSError, ValueError, http.client.HTTPException):
         return None
+    finally:
+        connection.close()
+
+
+def await_settled(address: str, membership: str, count: int, token: str, seconds: float) -> bool:
+    """Wait until a peer is done with the first ``count`` exchanges of ``membership``.
+
+    Args:
+        address: ``HOST:PORT`` of its state server.
+        membership: the membership's token.
+        count: number of exchanges.
+        token: the run's token.
+        seconds: the longest wait.
+
+    Returns:
+        True when it is, or when the peer is gone; False when the time has passed.
+    """
+    host, port = split_address(address)
+    connection = http.client.HTTPConnection(host, port, timeout=seconds)
+    try:
+        connection.request("GET", f"/settled/{membership}/{count}", headers=_credentials(token))
+        return connection.getresponse().status == 200
+    except TimeoutError:
+        return False
+    except (OSError, http.client.HTTPException):
+        return True
     finally:
         connection.close()

@@ -45,6 +45,8 @@ class Timing:
         shrink_doubt_seconds: for this long a quorum is asked for again if a member of the last one is
             not in it although its process answers.
         transfer_idle_seconds: a transfer of the state that stands still this long has failed.
+        linger_seconds: a worker that ends in order waits for so long, at most, until its peers are done
+            with the last exchange too.
         patience_seconds: how long to wait for the coordinator, or for enough workers, before the
             run stops in an orderly way.
         quorum_every: commits between two quorums that nobody asked for.
@@ -65,6 +67,7 @@ class Timing:
     silent_peer_seconds: float = 10.0
     shrink_doubt_seconds: float = 2.0
     transfer_idle_seconds: float = 15.0
+    linger_seconds: float = 2.0
     patience_seconds: float = 60.0
     quorum_every: int = 50
 
@@ -72,7 +75,10 @@ class Timing:
         for item in fields(self):
             value = getattr(self, item.name)
             if not value > 0:
-                raise UsageError(f"{item.name} = {value}; must be > 0")
+                raise UsageError(
+                    f"{item.name} = {value}; a time constant is above 0; leave it out for the "
+                    f"default of {item.default:g}"
+                )
         if self.heartbeat_timeout_seconds < 2 * self.heartbeat_seconds:
             raise UsageError(
                 f"heartbeat_timeout_seconds = {self.heartbeat_timeout_seconds}; must be at least "

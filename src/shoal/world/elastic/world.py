@@ -91,7 +91,7 @@ class ElasticWorld:
         Raises:
             ResumableStop: too few workers, or no coordinator, for longer than the patience; or this
                 worker was asked to leave while it waited for others.
-            UsageError: another member runs other versions.
+            UsageError: this worker is new, and runs other versions than the fleet.
         """
         if self._left or self._closed:
             raise ShoalError("this worker has left the fleet; no step can start")
@@ -145,7 +145,7 @@ class ElasticWorld:
         """End the exchange: the summed flags on the CPU, or None if this worker saw it fail."""
         self._open = False
         self._watch.exchange_ends()
-        self._enrolment.withdraw()
+        self._enrolment.settled()
         if flags is None:
             self._enrolment.cut()
             self._must_ask = True
@@ -196,11 +196,17 @@ class ElasticWorld:
         self._link.event(row)
 
     def close(self) -> None:
-        """Free sockets, threads and process groups. Harmless when called twice."""
+        """Free sockets, threads and process groups. Harmless when called twice.
+
+        Between two exchanges it waits, for a limited time, until the peers are done with the last one;
+        within an exchange it cuts the connections at once, so that they see it.
+        """
         if self._closed:
             return
         self._closed = True
         self._watch.close()
+        if not self._open:
+            self._enrolment.linger()
         self._enrolment.close()
         self._link.close()
 
