@@ -305,3 +305,87 @@ def test_two_fleets_one_after_the_other() -> None:
     train(model=first.model, epochs=1, seed=1)
     other = train(model=classifier(norm=True), epochs=1)
     assert same_bits(train(model=other.model, epochs=1, seed=1).model, model)
+
+
+def scored(world: Any, upset: Any, *, epochs: int = 3) -> tuple[int, list[Any]]:
+    """Train with an evaluation after each epoch and one after all; ``upset(epoch)`` comes in between."""
+    model = classifier(seed=world.number)
+    fleet = shoal.init(model, torch.optim.SGD(model.parameters(), lr=0.5), world=world)
+    scores: list[Any] = []
+    try:
+        for epoch in fleet.epochs(epochs):
+            for x, y in fleet.batches(classes(24), local_batch=4):
+                fleet.backward(F.cross_entropy(model(x), y))
+                fleet.step()
+            if upset(epoch, "before evaluation"):
+                break
+            scores.append(fleet.evaluate(classes(20), accuracy, local_batch=4))
+            if upset(epoch, "after evaluation"):
+                break
+        scores.append(fleet.evaluate(classes(20), accuracy, local_batch=4))
+    except KeyError:
+        pass
+    seen = fleet.samples_seen
+    fleet.close()
+    return seen, scores
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_one_leaves_the_outer_loop_after_an_evaluation(epoch: int) -> None:
+    """In the last epoch, too: the others do not wait for it."""
+
+    def worker(world: Any) -> tuple[int, list[Any]]:
+        return scored(
+            world, lambda e, when: (world.number, e, when) == (1, epoch, "after evaluation")
+        )
+
+    results: list[Any] = run_workers(3, worker, timeout_seconds=20)
+    assert [seen for seen, _ in results] == [72, 24 * (epoch + 1), 72]
+    assert results[0][1] == results[2][1] and len(results[0][1]) == 4
+    assert results[1][1][: epoch + 1] == results[0][1][: epoch + 1]
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+@pytest.mark.parametrize("how", ["break", "error"])
+def test_one_leaves_where_the_others_evaluate(epoch: int, how: str) -> None:
+    """No goodbye fits there: the others see a lost worker, and go on."""
+
+    def worker(world: Any) -> tuple[int, list[Any]]:
+        def upset(e: int, when: str) -> bool:
+            comes = (world.number, e, when) == (1, epoch, "before evaluation")
+            if comes and how == "error":
+                raise KeyError("a bug")
+            return comes
+
+        return scored(world, upset)
+
+    results: list[Any] = run_workers(3, worker, timeout_seconds=20)
+    assert [seen for seen, _ in results] == [72, 24 * (epoch + 1), 72]
+    assert results[0][1] == results[2][1] and len(results[0][1]) == 4
+
+
+@pytest.mark.parametrize("failing", [{0}, {2}, {0, 1}, {0, 1, 2}])
+def test_the_last_exchange_may_fail(failing: set[int]) -> None:
+    """After 3 epochs of 2 steps and 2 rounds comes exchange 12, after which all end together."""
+
+    def worker(world: Any) -> tuple[int, list[Any]]:
+        return scored(world, lambda e, when: False)
+
+    good: list[Any] = run_workers(3, worker)
+    for exchange in range(10, 15):
+        script = ThreadScript(failures={exchange: failing})
+        assert run_workers(3, worker, script, timeout_seconds=20) == good, f"exchange {exchange}"
+
+
+def test_a_joiner_that_comes_for_the_end() -> None:
+    def worker(world: Any) -> tuple[int, list[Any]]:
+        return scored(world, lambda e, when: False)
+
+    ends = set()
+    for entry in range(12, 20):
+        results: list[Any] = run_workers(3, worker, ThreadScript(joins={2: entry}))
+        assert results[0] == results[1] and results[0][0] == 72
+        if not isinstance(results[2], Ended):
+            assert results[2][0] == 72 and results[2][1][-1] == results[0][1][-1]
+            ends.add(len(results[2][1]))
+    assert ends == {1, 2}

@@ -55,7 +55,7 @@ def over_dataset(
     Raises:
         UsageError: called inside the loop over the batches, or a bad ``local_batch``.
     """
-    if loop.in_step:
+    if loop.stage.held:
         raise UsageError(
             "evaluate and predict come after the loop over fleet.batches(...), not inside it: a worker "
             "without samples in this step would not take part; evaluate between epochs"
@@ -74,17 +74,17 @@ def over_dataset(
         own = world is loop.world
         membership = loop.begin("evaluate") if own else world.start_step(shrink_only=True)
         loop.tell("evaluate", None)
-        loop.failing(True)
+        loop.exchanging()
         return membership
 
     def payload(begin: int, stop: int) -> bytes:
         return compute(to_device(draws.fetch(begin, stop), loop.device), stop - begin)
 
-    with evaluating(model):
+    with loop.evaluating(), evaluating(model):
         try:
             result = run_rounds(
                 start=start,
-                skip=lambda: loop.replica.expected == "train",
+                skip=lambda: loop.replica.expected in ("train", "end"),
                 world=world,
                 progress=loop.replica.progress,
                 evaluation=loop.replica.evaluation,
@@ -103,7 +103,6 @@ def over_dataset(
                 flush=True,
             )
             result = missed(payload(0, 1))
-    loop.failing(False)
     loop.phase("user")
     return result
 
@@ -161,8 +160,11 @@ def run_rounds(
             world.settle(None)
             continue
         world.settle(flags)
-        evaluation.parts.extend(p for p, (a, b) in zip(gathered, spans, strict=True) if a < b)
-        evaluation.cursor = spans[-1][1]
+        for part, (_, stop) in zip(gathered, spans, strict=True):
+            if not part:
+                break  # beyond the end; or a worker that is not in this evaluation, to be made good
+            evaluation.parts.append(part)
+            evaluation.cursor = stop
         progress.commit(token=membership.token)
         if evaluation.cursor >= samples:
             evaluation.finished, evaluation.parts, evaluation.cursor = evaluation.parts, [], 0

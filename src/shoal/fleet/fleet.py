@@ -183,7 +183,7 @@ class Fleet:
         Raises:
             UsageError: called twice or outside ``batches``, a loss per sample, a negative weight.
         """
-        start, stop, last = self._loop.backward_due()
+        start, stop, last = self._loop.stage.backward_due()
         check_loss(loss, reduction)
         units = float(stop - start if weight is None else weight)
         if not 0 <= units < float("inf"):
@@ -191,7 +191,7 @@ class Fleet:
                 f"weight = {units}; a loss is a mean over a finite number of units >= 0; pass how many the "
                 "loss is a mean of"
             )
-        with self._loop.adding():
+        with self._loop.stage.adding():
             self._stepper.add(
                 loss, samples=stop - start, weight=units, summed=reduction == "sum", last=last
             )
@@ -206,7 +206,7 @@ class Fleet:
             raise UsageError(
                 f"max_norm = {max_norm}; it is positive; leave the call out to clip nothing"
             )
-        last = self._loop.between("clip_grad_norm_")
+        last = self._loop.stage.between("clip_grad_norm_")
         return self._loop.clip(max_norm, norm_type) if last else None
 
     def step(self) -> bool:

@@ -25,8 +25,8 @@ from shoal.fleet.movement import to_device
 from shoal.fleet.plan import Batching, StepPlan
 from shoal.fleet.record import Recorder
 from shoal.fleet.replica import Replica
+from shoal.fleet.stage import Stage
 from shoal.fleet.step import Committed
-from shoal.scaling import check_range
 from shoal.world.contract import Membership, World
 
 # How often a worker that leaves tries to say goodbye when the others are lost meanwhile.
@@ -65,6 +65,7 @@ class Loop:
         self.membership: Membership | None = None
         self.last: Committed | None = None
         self.out = False
+        self.stage = Stage()
         self.total_samples: int | None = None
         self._progress = replica.progress
         self._stepper = replica.stepper
@@ -74,11 +75,11 @@ class Loop:
         self._describe = describe
         self._close = close
         self._cut: Batching | None = None
-        self._piece: tuple[int, int, bool] | None = None
-        self._stage = "idle"
-        self._known_batches: set[int] = set()
         self._quitting = False
         self._broken = False
+        # Evaluations since the last step, and how many there were at the end of the epoch before.
+        self._evaluated = 0
+        self._usually_evaluated = 0
         if self._stepper.norm_sync is not None:
             self._stepper.norm_sync.on_wait = lambda waiting: self.phase(
                 "exchange" if waiting else "compute"
@@ -88,11 +89,6 @@ class Loop:
     def is_primary(self) -> bool:
         """Whether this worker speaks for the fleet."""
         return self.present().ranks[0] == 0 and (not self.out or self.world.survivors == 0)
-
-    @property
-    def in_step(self) -> bool:
-        """Whether the user's loop body holds a batch now."""
-        return self._piece is not None
 
     def present(self) -> Membership:
         """The membership as last known; the first time, that of the coming exchange."""
@@ -120,48 +116,9 @@ class Loop:
             self._recorder.event({"kind": "resume", "step": self._progress.step})
         return self.membership
 
-    def backward_due(self) -> tuple[int, int, bool]:
-        """The batch whose backward comes now, as (start, stop, whether it is the step's last).
-
-        Raises:
-            UsageError: there is none.
-        """
-        if self._piece is None or self._stage != "drawn":
-            raise UsageError(
-                "fleet.backward() was called "
-                + (
-                    "twice for one batch; add the losses up and call it once"
-                    if self._piece
-                    else "outside of fleet.batches(); call it inside the loop"
-                )
-            )
-        return self._piece
-
-    @contextmanager
-    def adding(self) -> Iterator[None]:
-        """Around a backward pass: once it is done step() may follow; one that fails ends the step."""
-        self._stage = "failed"
-        yield
-        self._stage = "exchange"
-
-    def between(self, what: str) -> bool:
-        """Make sure that backward has been called and step has not; True for a step's last batch.
-
-        Raises:
-            UsageError: otherwise.
-        """
-        if self._piece is None or self._stage != "exchange":
-            raise UsageError(
-                f"fleet.{what}() comes once for each batch, after fleet.backward(loss) and inside the loop "
-                "over fleet.batches(); call backward first"
-            )
-        return self._piece[2]
-
     def step(self) -> bool:
         """What the user's ``fleet.step()`` does."""
-        last = self.between("step")
-        self._stage = "done"
-        return self._conclude() if last else False
+        return self._conclude() if self.stage.step_called() else False
 
     def clip(self, max_norm: float, norm_type: float) -> Tensor | None:
         """Clip the fleet's gradient once the exchange is over."""
@@ -182,8 +139,7 @@ class Loop:
             try:
                 yield self._progress.epoch
             except GeneratorExit:
-                if not (self.out or self._broken or self._progress.epoch >= total):
-                    self._say_goodbye()
+                self._break_outer(total)
                 raise
             idle = self._progress.cursor == before and self._progress.epoch < total
             if idle and not (self.out or self._quitting):
@@ -200,9 +156,9 @@ class Loop:
     def _end_together(self) -> None:
         """One exchange after the last step, so that whoever saw that one fail alone adopts it."""
         while not self.out:
-            membership = self.begin("open")
-            if membership.workers == len(membership.ranks):
-                return
+            membership = self.begin("end")
+            if membership.workers == len(membership.ranks) or self.replica.expected == "evaluate":
+                return  # alone, or healed by others that have ended this and gone on
             self.phase("exchange")
             self._broken = True
             try:
@@ -211,6 +167,7 @@ class Loop:
                 self.world.settle(None)
                 continue
             self.world.settle(flags)
+            self._progress.commit(token=membership.token)
             self._broken = False
             return
 
@@ -218,6 +175,8 @@ class Loop:
         """Yield this worker's micro-batches of the present epoch."""
         if self._gone(None):
             return
+        if self.last is not None:
+            self._usually_evaluated = self._evaluated
         membership = self.begin("train")
         self._prepare(cut)
         self._cut = cut
@@ -237,25 +196,19 @@ class Loop:
 
     def _run_step(self, draws: Draws, cut: Batching, plan: StepPlan) -> Iterator[Any]:
         self._stepper.open(plan)
-        self._check_range(plan.nominal)
+        self._recorder.check_range(self._stepper.rule, plan.nominal)
         self.tell("compute", plan)
         for index, (start, stop) in enumerate(plan.pieces):
-            self._piece = (start, stop, index == len(plan.pieces) - 1)
             upcoming = functools.partial(cut.upcoming, plan, index)
             batch = to_device(draws.fetch(start, stop, upcoming), self.device)
             self._seed(start)
-            self._stage = "drawn"
+            self.stage.hand_out(start, stop, index == len(plan.pieces) - 1)
             try:
                 yield batch
             except GeneratorExit:
                 self._break_off(plan)
                 raise
-            if self._stage != "done":
-                missing = "backward() and step()" if self._stage == "drawn" else "step()"
-                raise UsageError(
-                    f"fleet.{missing} was not called for the last batch; call it in the loop"
-                )
-            self._piece = None
+            self.stage.take_back()
         if not plan.pieces:
             self._broken = True
             self._stepper.launch(void=False)
@@ -271,6 +224,7 @@ class Loop:
         first = self.last is None
         self.last = done
         self.replica.evaluation.finished = []
+        self._evaluated = 0
         changed = self._recorder.committed(done, self._progress)
         if (first or changed) and self.is_primary and self._cut is not None:
             self._recorder.event({"kind": "describe", "config": self._describe(self._cut, done)})
@@ -288,11 +242,10 @@ class Loop:
         A step whose exchange has begun is finished, any other one is void for all. At the very end of an
         epoch the others may evaluate next, so the goodbye waits for the next epoch.
         """
-        assert self._piece is not None
-        done = self._piece[2] and self._stage == "done"
-        self._piece = None
+        done = self.stage.step_done
+        self.stage.drop()
         alone = plan.membership.workers == len(plan.membership.ranks)
-        if self._stage == "failed":
+        if self.stage.failed:
             # Some of the step's gradients may be under way: the others must see at once that no more come.
             self._broken = self.out = True
             if not alone:
@@ -313,6 +266,26 @@ class Loop:
                 else:
                     self._stepper.leave_void()
             self._say_goodbye()
+        except ShoalError as error:
+            self.out = True
+            print(f"shoal: {error}", file=sys.stderr, flush=True)
+
+    def _break_outer(self, total: int) -> None:
+        """The loop over the epochs was left early, by ``break`` or by an exception.
+
+        The others come to their next training step, or to the end. Where they evaluate first, as they
+        did after the last epoch, no goodbye would fit into what they exchange.
+        """
+        if self.out or self._broken:
+            return
+        try:
+            if self._evaluated < self._usually_evaluated:
+                self.out = True
+                self.world.close()
+            elif self._progress.epoch < total:
+                self._say_goodbye()
+            else:
+                self._end_together()
         except ShoalError as error:
             self.out = True
             print(f"shoal: {error}", file=sys.stderr, flush=True)
@@ -356,37 +329,31 @@ class Loop:
 
     # -- parts ------------------------------------------------------------------------------------
 
-    def failing(self, broken: bool) -> None:
-        """Whether an exchange other than a step's is under way: an exception now means no goodbye."""
-        self._broken = broken
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Around an evaluation: an error in it means that no goodbye fits."""
+        yield
+        self._broken = False
+        self._evaluated += 1
+
+    def exchanging(self) -> None:
+        """An exchange other than a step's is under way; an error means that no goodbye fits."""
+        self._broken = True
 
     def tell(self, phase: str, plan: StepPlan | None) -> None:
         """Report to the supervisor what this worker does."""
-        workers = self.membership.workers if self.membership else 1
-        extra: dict[str, float | int | str] = {"workers": workers}
-        if self.total_samples is not None:
-            extra["total_samples"] = self.total_samples
-        if plan is not None:
-            extra["global_batch"] = plan.nominal
-        if self.last is not None:
-            extra["lr"] = self.last.lr
-            extra["lr_target"] = self.last.lr_target
-            extra["loss"] = self.last.loss
-        self._recorder.standing(self._progress, extra)
+        self._recorder.standing(
+            self._progress,
+            workers=self.membership.workers if self.membership else 1,
+            total_samples=self.total_samples,
+            plan=plan,
+            last=self.last,
+        )
         self._recorder.phase(phase)
 
     def phase(self, phase: str) -> None:
         """Report a phase of the step or evaluation under way: ``quorum exchange compute evaluate user``."""
         self._recorder.phase(phase)
-
-    def _check_range(self, global_batch: int) -> None:
-        """Warn, once for each global batch, outside of what the scaling rule was tested at."""
-        if global_batch in self._known_batches:
-            return
-        self._known_batches.add(global_batch)
-        text = check_range(self._stepper.rule, global_batch)
-        if text is not None:
-            print(f"shoal: {text}", file=sys.stderr, flush=True)
 
     def _check_length(self, draws: Draws) -> None:
         try:

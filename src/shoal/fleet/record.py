@@ -6,10 +6,13 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from shoal.fleet.plan import StepPlan
 from shoal.fleet.state import Progress
 from shoal.fleet.step import Committed
 from shoal.ledger.journal import Journal
+from shoal.scaling import Rule, check_range
 from shoal.world.contract import Change, World
 
 
@@ -31,6 +34,7 @@ class Recorder:
         # Opened by the first row, so that a mistake found before it leaves nothing behind.
         self._metrics: Journal | None = None
         self._events: Journal | None = None
+        self._known_batches: set[int] = set()
         self._standing: dict[str, float | int | str] = {}
         self._pending: list[Change] = []
         self._last_commit = time.time()
@@ -42,15 +46,39 @@ class Recorder:
             self._gap_from = self._last_commit
         self._pending.extend(changes)
 
-    def standing(self, progress: Progress, extra: Mapping[str, float | int | str]) -> None:
+    def standing(
+        self,
+        progress: Progress,
+        *,
+        workers: int,
+        total_samples: int | None,
+        plan: StepPlan | None,
+        last: Committed | None,
+    ) -> None:
         """Renew what the supervisor is told with every phase."""
-        self._standing = {
+        now: dict[str, float | int | str] = {
             "step": progress.step,
             "samples": progress.cursor,
             "commits": progress.commits,
             "epoch": progress.epoch,
-            **extra,
+            "workers": workers,
         }
+        if total_samples is not None:
+            now["total_samples"] = total_samples
+        if plan is not None:
+            now["global_batch"] = plan.nominal
+        if last is not None:
+            now |= {"lr": last.lr, "lr_target": last.lr_target, "loss": last.loss}
+        self._standing = now
+
+    def check_range(self, rule: Rule[Any], global_batch: int) -> None:
+        """Warn, once for each global batch, outside of what the scaling rule was tested at."""
+        if global_batch in self._known_batches:
+            return
+        self._known_batches.add(global_batch)
+        text = check_range(rule, global_batch)
+        if text is not None:
+            print(f"shoal: {text}", file=sys.stderr, flush=True)
 
     def phase(self, phase: str) -> None:
         """Tell the supervisor what this worker is doing: the watchdog judges by it who hangs."""
