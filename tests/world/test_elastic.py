@@ -134,19 +134,19 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def test_a_fleet_grows_from_one_to_three_with_equal_states(fleet: Fleet) -> None:
-    first = fleet.start(until=600)
+    first = fleet.start(until=10**6)
     fleet.until_width(first, 1)
-    second = fleet.start(until=600)
+    second = fleet.start(until=10**6)
     fleet.until_width(first, 2)
-    third = fleet.start(until=600)
+    third = fleet.start(until=10**6)
     fleet.until_width(first, 3)
-    results = fleet.results(first, second, third)
+    results = fleet.finish(first, second, third)
     assert [r["bootstraps"] for r in results] == [1, 0, 0]
     assert [r["restores"] for r in results] == [0, 1, 1]
     # Nobody's step failed because somebody came.
     assert [r["failures"] for r in results] == [0, 0, 0]
-    assert fleet.changes(first) == [["join", 1, 2], ["join", 2, 3]]
-    assert fleet.changes(third) == []
+    assert fleet.changes(first)[:2] == [["join", 1, 2], ["join", 2, 3]]
+    assert not [change for change in fleet.changes(third) if change[0] == "join"]
     fleet.agree()
 
 

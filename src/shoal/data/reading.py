@@ -6,19 +6,15 @@ process, which works out the samples from the order by itself.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import pickle
 import signal
-import socket
-import stat
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..children import die_with_parent, internet_sockets, let_go_of
 from .order import Indices, Order
 from .sources import Source
 
@@ -174,45 +170,10 @@ class LoaderProcessSetup:
         # Ctrl-C reaches the whole process group; the training process decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.dies_with_parent:
-            _die_with(self.parent)
+            die_with_parent(self.parent)
         if self.inherits:
-            _let_go_of_sockets()
+            # With copies here, the other workers would not notice that this one closed its
+            # connections, or was killed.
+            let_go_of(internet_sockets())
         if self.user is not None:
             self.user(number)
-
-
-def _die_with(parent: int) -> None:
-    """End this process at once when the training process is killed (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _let_go_of_sockets() -> None:
-    """Put /dev/null in the place of every internet socket that came with the fork.
-
-    A connection ends for the peer only when its last copy is closed. With copies here, the other
-    workers would not notice that this one closed its connections, or was killed. The number stays
-    taken, so whatever object still owns it closes a harmless file.
-    """
-    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-    null = os.open(os.devnull, os.O_RDWR)
-    for name in os.listdir(folder):
-        descriptor = int(name)
-        if descriptor > 2 and _is_internet_socket(descriptor):
-            os.dup2(null, descriptor, inheritable=False)
-    os.close(null)
-
-
-def _is_internet_socket(descriptor: int) -> bool:
-    try:
-        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return False
-    except OSError:  # the listing's own descriptor, closed by now
-        return False
-    view = socket.socket(fileno=os.dup(descriptor))
-    with view:
-        return view.family in (socket.AF_INET, socket.AF_INET6)

@@ -22,7 +22,6 @@ on Linux the children also die with the fork server, which dies with the test pr
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import pickle
@@ -38,9 +37,10 @@ from pathlib import Path
 from time import monotonic
 from types import TracebackType
 
+from shoal.children import die_with_parent
+
 PRELOAD = ("torch", "torch.distributed", "numpy", "shoal", "shoal.testing.processes")
 _OPTIONAL_PRELOAD = ("torchft.coordination",)
-_PR_SET_PDEATHSIG = 1
 
 _pipe: Connection | None = None
 
@@ -89,8 +89,7 @@ def _run(
 ) -> None:
     """What a child does from its first instruction on."""
     global _pipe
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     os.environ.update(environment)
     sys.path[:] = path
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

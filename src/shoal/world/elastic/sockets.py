@@ -12,8 +12,9 @@ import os
 import select
 import socket
 
+from shoal.children import INTERNET, let_go_of
+
 _DESCRIPTORS = "/proc/self/fd"
-_INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 def own_sockets() -> dict[int, str]:
@@ -62,7 +63,7 @@ def connections_of(listener: int, peers: set[int]) -> dict[int, str]:
         if handle is None:
             continue
         with handle, contextlib.suppress(OSError):
-            if handle.family not in _INTERNET:
+            if handle.family not in INTERNET:
                 continue
             if handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 continue
@@ -101,7 +102,7 @@ def shut_down(descriptor: int, identity: str) -> None:
 def let_go(ports: set[int], identities: set[str]) -> None:
     """Close the sockets of some local ports, and some connections besides.
 
-    The descriptors stay taken (by the null device), in case their owner closes them again.
+    See :func:`shoal.children.let_go_of` for what becomes of the descriptors.
     """
     doomed: list[int] = []
     for descriptor, identity in own_sockets().items():
@@ -112,10 +113,6 @@ def let_go(ports: set[int], identities: set[str]) -> None:
         if handle is None:
             continue
         with handle, contextlib.suppress(OSError):
-            if handle.family in _INTERNET and int(handle.getsockname()[1]) in ports:
+            if handle.family in INTERNET and int(handle.getsockname()[1]) in ports:
                 doomed.append(descriptor)
-    if doomed:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for descriptor in doomed:
-            os.dup2(nowhere, descriptor)
-        os.close(nowhere)
+    let_go_of(doomed)
