@@ -97,7 +97,7 @@ def test_virtual_scripts(
         assert run.seen == samples * epochs
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=80, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     samples=st.integers(1, 60),
     workers=st.integers(2, 4),
