@@ -81,7 +81,9 @@ def test_options_that_cannot_work_are_refused(tmp_path, capsys):
     run_dir = tmp_path / "run"
     for option, value, message in (
         ("--hang-seconds", "1", "--hang-seconds 1; workers are heard of"),
-        ("--drain-seconds", "0", "drain_seconds = 0.0"),
+        ("--drain-seconds", "0", "--drain-seconds 0; it is a time in seconds above 0"),
+        ("--patience", "nan", "--patience nan; it is a time"),
+        ("--port", "99999", "--port 99999; a port is 1 to 65535"),
         ("--max-restarts", "-1", "--max-restarts -1"),
         ("--bind", "0.0.0.0", "--advertise ADDRESS"),
         ("--bind", "192.0.2.1", "cannot listen there"),

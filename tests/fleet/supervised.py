@@ -31,6 +31,7 @@ WORKER = (
     + """
 import os, time
 from pathlib import Path
+from shoal.world.elastic.endpoint import ControlClient
 from shoal.world.elastic.link import connect
 
 here = Path(__file__).parent
@@ -41,7 +42,8 @@ link.event({"kind": "through", "trained": link.trained(), "joins": link.joins()}
 
 def leave():
     link.close()
-    sys.exit(75 if link.stopping() else 0)
+    client = ControlClient(os.environ["SHOAL_CONTROL"], os.environ["SHOAL_TOKEN"])
+    sys.exit(75 if client.call("status")["stopping"] else 0)
 
 def report(step, phase="compute"):
     row = {"step": step, "samples": 10 * step, "commits": step, "phase": phase}

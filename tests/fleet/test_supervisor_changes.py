@@ -174,17 +174,26 @@ def test_a_second_interrupt_kills_at_once(run):
     one.process.send_signal(signal.SIGINT)
     one.until_events("drain", 1)
     one.process.send_signal(signal.SIGINT)
-    assert one.wait(20.0) == 75
+    assert one.wait(20.0) == 130
     assert codes(one) == {"w0": (-9, "drain")}
+    assert "killed before they had left in order; --resume goes on from" in one.err
+    assert json.loads((one.run_dir / "summary.json").read_text())["resumable"] is False
 
 
-def test_who_does_not_leave_in_time_is_killed(run):
-    deaf = WORKER + "def leave(): pass\ntrain()\n"
-    one = run(deaf, "--drain-seconds", "0.5")
-    one.until_at_work("w0")
+@pytest.mark.parametrize(("deaf", "status"), [("w0 w1", 1), ("w1", 75)])
+def test_who_does_not_leave_in_time_is_killed(run, deaf, status):
+    """When nobody has left in order, nobody has written a checkpoint: that is no orderly stop."""
+    stays = WORKER + (
+        "orderly = leave\n"
+        f"def leave():\n    if link.name not in {deaf!r}.split(): orderly()\n"
+        "train()\n"
+    )
+    one = run(stays, "--workers", "2", "--drain-seconds", "1")
+    one.until_at_work("w0", "w1")
     one.process.send_signal(signal.SIGTERM)
-    assert one.wait(20.0) == 75
-    assert codes(one) == {"w0": (-9, "drain")}
+    assert one.wait(20.0) == status
+    assert codes(one)["w1"] == (-9, "drain")
+    assert codes(one)["w0"] == ((75, "stopped") if status == 75 else (-9, "drain"))
 
 
 def test_workers_that_have_not_begun_are_ended_at_once(run):
@@ -235,17 +244,18 @@ def test_another_machine_adds_workers_and_replaces_its_own(run, tmp_path):
         *(TRAIN, "--workers", "2", "--join", address, "--token-file", token_file),
         run_dir=tmp_path / "far",
     )
-    one.until_at_work("w0", "w3", "w4")
+    one.until_at_work("w0", "x3", "x4")
     hosts = {m["name"]: m["host"] for m in one.control("status")["members"]}
-    assert (hosts["w0"], hosts["w3"] != "") == ("", True)
-    pid = {m["name"]: m["pid"] for m in one.control("status")["members"]}["w4"]
+    assert (hosts["w0"], hosts["x3"] != "") == ("", True)
+    pid = {m["name"]: m["pid"] for m in one.control("status")["members"]}["x4"]
     stop(pid)
-    one.until_at_work("w3", "w5")
-    assert codes(one)["w4"] == (-9, "elsewhere")
+    one.until_at_work("x3", "x5")
+    assert codes(one)["x4"] == (-9, "elsewhere")
+    assert [row["worker"] for row in one.events("worker_joined")] == ["x3", "x4", "x5"]
     far.process.send_signal(signal.SIGTERM)  # that machine goes away
     assert far.wait() == 0
     assert one.control("status")["workers"] == 1
-    assert (far.run_dir / "logs" / "w5.log").exists()
+    assert (far.run_dir / "logs" / "x5.log").exists()
     assert not (far.run_dir / "events.jsonl").exists()
     one.finish()
     assert one.wait() == 0
@@ -271,6 +281,10 @@ def test_joining_fails_in_one_line(tmp_path, capsys, monkeypatch):
     assert main([*base, "nowhere", train]) == 2
     assert "it must be HOST:PORT" in capsys.readouterr().err
     assert not (tmp_path / "far").exists()
+    # Checkpoints of something else would be taken for the run's.
+    (tmp_path / "far" / "checkpoints" / "step-000000000007").mkdir(parents=True)
+    assert main([*base, "127.0.0.1:1", train]) == 2
+    assert "holds checkpoints of another run" in capsys.readouterr().err
 
 
 def test_a_killed_joiner_leaves_no_orphans(run, tmp_path):
@@ -280,11 +294,11 @@ def test_a_killed_joiner_leaves_no_orphans(run, tmp_path):
     far = run(
         TRAIN, "--join", address, run_dir=tmp_path / "far", environment={"SHOAL_TOKEN": token}
     )
-    one.until_at_work("w1")
-    pid = {m["name"]: m["pid"] for m in one.control("status")["members"]}["w1"]
+    one.until_at_work("x1")
+    pid = {m["name"]: m["pid"] for m in one.control("status")["members"]}["x1"]
     far.process.kill()
-    until(lambda: not is_running(pid), "end of w1", 10.0)
+    until(lambda: not is_running(pid), "end of x1", 10.0)
     # Nobody tells of its end: its silence does.
-    until(lambda: codes(one).get("w1") == (-9, "lost"), "w1 given up")
+    until(lambda: codes(one).get("x1") == (-9, "lost"), "x1 given up")
     one.finish()
     assert one.wait() == 0

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import signal
 import socket
 import threading
@@ -10,7 +11,9 @@ import pytest
 
 from shoal.errors import ResumableStop, UsageError
 from shoal.fleet.supervisor.control import MAX_BODY_BYTES, ControlServer, Verbs
+from shoal.fleet.supervisor.forwarding import MetricsForwarder
 from shoal.fleet.supervisor.roster import REMOTE_SILENCE_SECONDS, Roster
+from shoal.ledger.journal import Journal
 from shoal.world.elastic import link as link_module
 from shoal.world.elastic.endpoint import (
     TOKEN_HEADER,
@@ -106,8 +109,7 @@ def test_a_run_that_stops_does_not_let_workers_begin(place):
     threading.Timer(0.1, one.roster.stop).start()
     with pytest.raises(ResumableStop, match="the run stops"):
         worker.ready()
-    until(worker.stopping, "the news")
-    assert worker.leave_requested()
+    until(worker.leave_requested, "the news")
 
 
 def test_after_the_loss_of_all_that_trained_the_barrier_gathers_anew():
@@ -158,6 +160,7 @@ def test_a_worker_elsewhere_is_believed_dead_when_it_says_nothing():
     roster = Roster(start=1, clock=lambda: now[0])
     (far,) = roster.admit(1, "far")
     roster.add()
+    assert far.name == "x0"
     roster.progress(far.name, {"commits": 1}, 0.0)
     assert roster.news("w1")["trained"]
     now[0] = REMOTE_SILENCE_SECONDS + 0.1
@@ -240,7 +243,6 @@ def test_leaves_reach_the_worker_and_shrink_the_fleet(place):
     first, second = one.worker(), one.worker()
     one.call("leave", name="w1")
     until(second.leave_requested, "the request")
-    assert not second.stopping()
     assert not first.leave_requested()
     assert one.roster.wanted_local == 1
     with pytest.raises(Refused, match="no worker of that name"):
@@ -266,8 +268,8 @@ def test_signals_are_requests_to_leave(place):
         (3, 0, 1, ["w1", "w2"], 1),
         (3, 0, 3, [], 3),
         (1, 0, 4, [], 4),
-        (2, 1, 1, ["w1", "w2"], 1),  # w2 is elsewhere
-        (1, 2, 2, ["w2"], 1),
+        (2, 1, 1, ["w1", "x2"], 1),  # x2 is elsewhere
+        (1, 2, 2, ["x2"], 1),
         (1, 2, 5, [], 3),
     ],
 )
@@ -323,6 +325,7 @@ def test_without_the_token_nothing_is_answered(place):
         ("/resize", b'{"workers": 0}', 400, "this run takes 1 to"),
         ("/progress", b'{"name": "w0"}', 400, "takes a row"),
         ("/event", b'{"name": "w0", "rows": [1], "first": 0}', 400, "a list of objects"),
+        ("/metrics", b'{"name": "w0", "first": 0}', 400, "a list of objects"),
         ("/orders", b"{}", 400, "takes names"),
         ("/watch", b'{"name": 5, "seen": 0}', 400, "name is missing"),
         ("/leave", b'{"name": "' + b"x" * 300 + b'"}', 400, "not a short text"),
@@ -372,12 +375,43 @@ def test_another_machine_is_given_names_and_told_whom_to_kill(place):
     one = place(start=1)
     one.worker()
     reply = one.call("join", workers=2, host="far", versions=versions())
-    assert reply["names"] == ["w1", "w2"]
+    assert reply["names"] == ["x1", "x2"]
     assert [m.host for m in one.roster.members()] == ["", "far", "far"]
-    one.roster.get("w2").killed = "hang"
-    assert one.call("orders", names=["w1", "w2", "w9"]) == {"kill": ["w2"], "stopping": False}
-    one.call("exited", name="w2", code=-9)
-    assert not one.roster.get("w2").alive
+    assert [(name, row["kind"]) for name, row in one.roster.take_events()] == [
+        ("x1", "worker_joined"),
+        ("x2", "worker_joined"),
+    ]
+    one.roster.get("x2").killed = "hang"
+    assert one.call("orders", names=["x1", "x2", "x9"]) == {"kill": ["x2"], "stopping": False}
+    one.call("exited", name="x2", code=-9)
+    assert not one.roster.get("x2").alive
+
+
+def test_metrics_of_another_machine_are_sent_on_each_row_once(place, tmp_path):
+    one = place(start=1)
+    one.worker()
+    (name,) = one.call("join", workers=1, host="far", versions=versions())["names"]
+    client = ControlClient(one.address, TOKEN)
+    forwarder = MetricsForwarder(client, tmp_path)
+    forwarder.forward(name)  # it has written nothing yet
+    with Journal(tmp_path / "metrics" / f"{name}.jsonl") as journal:
+        for step in range(1200):
+            journal.append({"step": step, "loss": math.nan})
+        with journal.path.open("a") as torn:
+            torn.write('{"step": 12')
+        forwarder.forward(name)
+        forwarder.forward(name)
+        with journal.path.open("a") as rest:
+            rest.write('00, "loss": 1.0}\n')
+        forwarder.forward(name)
+    client.close()
+    # What the supervisor has already is dropped there, too.
+    one.call("metrics", name=name, first=1199, rows=[{"step": -1}, {"step": -1}])
+    got = one.roster.metrics()
+    assert {who for who, _ in got} == {name}
+    assert [row["step"] for _, row in got] == list(range(1201))
+    with pytest.raises(Refused, match="only metrics of another machine's workers"):
+        one.call("metrics", name="w0", first=0, rows=[])
 
 
 def test_a_worker_needs_the_environment_of_shoal_run(monkeypatch):

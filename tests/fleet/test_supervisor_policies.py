@@ -5,23 +5,27 @@ import signal
 import pytest
 
 from shoal.errors import UsageError
-from shoal.fleet.supervisor.endings import classify
+from shoal.fleet.supervisor.endings import Survivors, classify
 from shoal.fleet.supervisor.environment import threads_per_worker, worker_environment
 from shoal.fleet.supervisor.follow import LogFollower
+from shoal.fleet.supervisor.member import Member
 from shoal.fleet.supervisor.notice import NoticeFile
 from shoal.fleet.supervisor.processes import last_line, last_traceback
 from shoal.fleet.supervisor.replacements import Replacements
-from shoal.fleet.supervisor.roster import NO_LIMIT, Member
+from shoal.fleet.supervisor.roster import NO_LIMIT
 from shoal.fleet.supervisor.rundir import (
     RunLock,
     check_fresh,
+    check_joined,
     default_dir,
     find_control,
+    is_shared,
     latest_dir,
 )
 from shoal.fleet.supervisor.script import parse
 from shoal.fleet.supervisor.settings import Settings, parse_workers
 from shoal.fleet.supervisor.watchdog import Watchdog
+from shoal.fleet.supervisor.worker_main import DIVERGED
 from shoal.ledger.journal import Journal
 
 
@@ -127,6 +131,31 @@ def test_the_first_step_and_the_users_own_code_get_longer():
         assert phases(watchdog, [first, own], float(now)) == expected
 
 
+def test_waiting_below_the_minimum_is_no_hang():
+    watchdog = Watchdog(2.0, 20.0)
+    waits = member(hello=0.0)
+    for now in range(0, 300):
+        hears(waits, float(now), phase="quorum", seconds=float(now))
+        assert phases(watchdog, [waits], float(now)) == []
+
+
+def test_a_first_evaluation_gets_longer_and_a_later_one_goes_by_the_first():
+    watchdog = Watchdog(10.0, 1000.0)
+    worker = member(hello=0.0)
+    now = 0.0
+    for age in range(0, 99):  # one chunk takes ten times what a step may take
+        hears(worker, now, phase="evaluate", seconds=float(age))
+        assert phases(watchdog, [worker], now) == []
+        now += 1.0
+    hears(worker, now, phase="compute", seconds=0.0)
+    assert phases(watchdog, [worker], now) == []
+    for age in range(0, 600, 4):
+        now += 4.0
+        hears(worker, now, phase="evaluate", seconds=float(age))
+        expected = [("w0", "evaluate")] if age > 5 * 98 else []
+        assert phases(watchdog, [worker], now) == expected
+
+
 def test_nobody_is_judged_for_the_supervisors_own_sleep():
     watchdog = Watchdog(10.0, 100.0)
     worker = member(hello=0.0)
@@ -156,30 +185,80 @@ def test_silence_means_nothing_before_the_first_report_and_after_the_last():
 
 
 @pytest.mark.parametrize(
-    ("fields", "code", "line", "stopping", "reason", "replace", "stop_code"),
+    ("fields", "code", "stopping", "reason", "replace", "stop_code"),
     [
-        ({}, 0, "", False, "finished", False, None),
-        ({"leave": 1.0}, 0, "", False, "left", False, None),
-        ({"leave": 1.0}, 75, "", False, "left", False, None),
-        ({}, 1, "ValueError: x", False, "crash", True, None),
-        ({}, 1, "shoal: the loss is nan", False, "diverged", False, 1),
-        ({}, 2, "shoal: batch_size = 3", False, "user-error", False, 2),
-        ({}, 2, "shoal: batch_size = 3", True, "user-error", False, 2),
-        ({}, 75, "shoal: too few", False, "resumable", False, 75),
-        ({}, -signal.SIGKILL, "", False, "killed", True, None),
-        ({"leave": 1.0}, -signal.SIGKILL, "", False, "killed", False, None),
-        ({}, -signal.SIGSEGV, "", False, "crash", True, None),
-        ({"killed": "script"}, -signal.SIGKILL, "", False, "script", False, None),
-        ({"killed": "hang"}, -signal.SIGKILL, "", False, "hang", True, None),
-        ({"killed": "hang"}, -signal.SIGKILL, "", True, "hang", False, None),
-        ({"killed": "drain"}, -signal.SIGKILL, "", True, "drain", False, None),
-        ({"leave": 1.0}, 75, "", True, "stopped", False, None),
-        ({"leave": 1.0}, 1, "", True, "crash", False, None),
+        ({}, 0, False, "finished", False, None),
+        ({"leave": 1.0}, 0, False, "left", False, None),
+        ({"leave": 1.0}, 75, False, "left", False, None),
+        ({}, 1, False, "crash", True, None),
+        ({}, DIVERGED, False, "diverged", False, 1),
+        ({}, 2, False, "user-error", False, 2),
+        ({}, 2, True, "user-error", False, 2),
+        ({}, 75, False, "resumable", False, 75),
+        ({}, -signal.SIGKILL, False, "killed", True, None),
+        ({"leave": 1.0}, -signal.SIGKILL, False, "killed", False, None),
+        ({}, -signal.SIGSEGV, False, "crash", True, None),
+        ({"killed": "script"}, -signal.SIGKILL, False, "script", False, None),
+        ({"killed": "hang"}, -signal.SIGKILL, False, "hang", True, None),
+        ({"killed": "hang"}, -signal.SIGKILL, True, "hang", False, None),
+        ({"killed": "drain"}, -signal.SIGKILL, True, "drain", False, None),
+        ({"leave": 1.0}, 75, True, "stopped", False, None),
+        ({"leave": 1.0}, 1, True, "crash", False, None),
     ],
 )
-def test_what_an_end_means(fields, code, line, stopping, reason, replace, stop_code):
-    ending = classify(member(**fields), code, line, stopping=stopping)
+def test_what_an_end_means(fields, code, stopping, reason, replace, stop_code):
+    ending = classify(member(**fields), code, stopping=stopping, others_train=False)
     assert (ending.reason, ending.replace, ending.stop_code) == (reason, replace, stop_code)
+
+
+@pytest.mark.parametrize(
+    ("commits", "code", "replace", "stop_code"),
+    [
+        (-1, 75, True, None),  # it waited in vain: the fleet did not let it in
+        (-1, 2, False, None),  # its own mistake: other versions, another model
+        (5, 75, False, 75),
+        (5, 2, False, 2),
+        (-1, DIVERGED, False, 1),
+    ],
+)
+def test_a_newcomer_does_not_end_a_healthy_run(commits, code, replace, stop_code):
+    ending = classify(member(row={"commits": commits}), code, stopping=False, others_train=True)
+    assert (ending.replace, ending.stop_code) == (replace, stop_code)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "counts"),
+    [
+        ({"code": 1}, "crash", True),
+        ({"code": -signal.SIGSEGV}, "crash", True),
+        ({"code": 75}, "resumable", True),
+        ({"code": 1, "row": {"commits": -1}}, "crash", False),
+        ({"code": -9}, "killed", False),
+        ({"code": -9, "killed": "script"}, "script", False),
+        ({"code": -9, "killed": "hang"}, "hang", False),
+        ({"code": -9, "killed": "hang", "is_victim": True}, "hang", True),
+        ({"code": 2}, "user-error", False),
+        ({"code": DIVERGED}, "diverged", False),
+        ({"code": 0, "leave": 1.0}, "left", False),
+        ({"code": 1, "leave": 1.0}, "crash", False),
+        ({"code": 1, "host": "far"}, "elsewhere", True),
+        ({"code": 75, "host": "far"}, "elsewhere", True),
+        ({"code": 0, "host": "far"}, "elsewhere", False),
+        ({"code": -9, "host": "far"}, "elsewhere", False),
+        ({"code": -signal.SIGABRT, "host": "far"}, "elsewhere", True),
+        ({"code": -9, "host": "far"}, "lost", False),
+    ],
+)
+def test_whose_end_an_elastic_run_must_not_have(fields, reason, counts):
+    assert Survivors().counts(member(**{"row": {"commits": 5}, **fields}), reason) is counts
+
+
+def test_of_several_killed_in_one_stall_at_most_one_hung():
+    survivors = Survivors()
+    assert [survivors.hung(commits) for commits in (7, 7, 7, 9, 9)] == [
+        *(False, True, True),
+        *(False, True),
+    ]
 
 
 def test_one_traceback_is_the_last_with_its_whole_chain(tmp_path):
@@ -222,8 +301,12 @@ def settings(tmp_path, **fields):
 def test_settings_that_cannot_work_are_refused(tmp_path):
     for fields, message in (
         ({"train_script": tmp_path / "none.py"}, "no such file"),
-        ({"hang_seconds": 0.0}, "hang_seconds = 0.0"),
-        ({"max_restarts": -1}, "--max-restarts -1"),
+        ({"hang_seconds": 0.0}, "--hang-seconds 0; .* above 0; .* default of 60"),
+        ({"checkpoint_seconds": float("nan")}, "--checkpoint-every nan; .* default of 60"),
+        ({"patience_seconds": -1.0}, "--patience -1; .* default of 300"),
+        ({"port": 70000}, "--port 70000; .* 1 to 65535, or 0"),
+        ({"coordinator_port": -1}, "--coordinator-port -1"),
+        ({"max_restarts": -1}, "--max-restarts -1; .* default of 10"),
     ):
         with pytest.raises(UsageError, match=message):
             settings(tmp_path, **fields)
@@ -237,7 +320,8 @@ def test_workers_find_what_they_need_in_their_environment(tmp_path, monkeypatch)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)))
     join = parse("[[event]]\nat_step = 1\njoin = 2")
     given = settings(tmp_path, start=2, events=join, resume=True, checkpoint_seconds=5.0)
-    environment = worker_environment(given, "w7", "127.0.0.1:5", "secret")
+    environment = worker_environment(given, "w7", 1, "127.0.0.1:5", "secret")
+    assert environment["LOCAL_RANK"] == "1"
     assert environment["OMP_NUM_THREADS"] == "2"
     assert environment["SHOAL_CONTROL"] == "127.0.0.1:5"
     assert environment["SHOAL_TOKEN"] == "secret"
@@ -247,7 +331,7 @@ def test_workers_find_what_they_need_in_their_environment(tmp_path, monkeypatch)
     assert threads_per_worker(settings(tmp_path, start=100)) == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("SHOAL_RESUME", "1")
-    environment = worker_environment(settings(tmp_path), "w7", "127.0.0.1:5", "secret")
+    environment = worker_environment(settings(tmp_path), "w7", 0, "127.0.0.1:5", "secret")
     assert environment["OMP_NUM_THREADS"] == "3"
     assert "SHOAL_RESUME" not in environment
 
@@ -277,10 +361,22 @@ def test_a_directory_is_started_once_and_resumed_after(tmp_path):
         check_fresh(tmp_path, resume=True)
     with Journal(tmp_path / "events.jsonl") as events:
         events.append({"kind": "worker_started", "worker": "w3"})
-        events.append({"kind": "worker_started", "worker": "w12"})
+        events.append({"kind": "worker_started", "worker": "w9"})
+        events.append({"kind": "worker_joined", "worker": "x12"})
     with pytest.raises(UsageError, match="holds a run already"):
         check_fresh(tmp_path, resume=False)
     assert check_fresh(tmp_path, resume=True) == 13
+
+
+def test_a_joined_machine_keeps_out_of_other_runs_checkpoints(tmp_path):
+    check_joined(tmp_path / "none")
+    assert not is_shared(tmp_path, "t")
+    (tmp_path / "control.json").write_text('{"host": "h", "port": 5, "token": "t"}')
+    assert is_shared(tmp_path, "t")
+    assert not is_shared(tmp_path, "another")
+    (tmp_path / "checkpoints" / "step-000000000001").mkdir(parents=True)
+    with pytest.raises(UsageError, match="holds checkpoints of another run"):
+        check_joined(tmp_path)
 
 
 def test_a_run_is_found_by_its_control_file_alone(tmp_path):

@@ -179,6 +179,44 @@ def test_below_the_minimum_and_out_of_restarts_the_run_stops_resumable(run):
     }
 
 
+def test_a_newcomer_that_does_not_fit_or_waits_in_vain_does_not_end_the_run(run):
+    newcomers = WORKER + (
+        "from shoal.errors import ResumableStop, UsageError\n"
+        "if link.name == 'w1':\n    raise UsageError('another model')\n"
+        "if link.name == 'w2':\n    raise ResumableStop('nobody let it in')\n"
+        "train()\n"
+    )
+    one = run(newcomers, "--workers", "1")
+    one.until_at_work("w0")
+    one.control("resize", workers=2)
+    (note,) = one.until_events("note", 1)
+    assert note["text"] == "w1 is not replaced: shoal: another model"
+    assert one.control("status")["workers"] == 1
+    one.control("resize", workers=2)
+    one.until_at_work("w0", "w3")
+    one.finish()
+    assert one.wait() == 0
+    summary = json.loads((one.run_dir / "summary.json").read_text())
+    assert summary["workers"] == {"w0": 0, "w1": 2, "w2": 75, "w3": 0}
+    assert summary["restarts_of_survivors"] == 0
+
+
+def test_every_worker_has_a_place_of_its_own_on_the_machine(run):
+    placed = WORKER + ("link.event({'kind': 'note', 'place': os.environ['LOCAL_RANK']})\ntrain()\n")
+    one = run(placed, "--workers", "3", environment={"LOCAL_RANK": "7"})
+    one.until_at_work("w0", "w1", "w2")
+    stop(one.pids()["w1"])
+    one.until_at_work("w3")
+    one.finish()
+    assert one.wait() == 0
+    assert {row["worker"]: row["place"] for row in one.events("note")} == {
+        "w0": "0",
+        "w1": "1",
+        "w2": "2",
+        "w3": "1",
+    }
+
+
 def test_a_users_mistake_is_one_line_and_leaves_nothing(run):
     mistake = PRELUDE + (
         "from shoal.errors import UsageError\nraise UsageError('batch_size = 3; not this one')\n"
@@ -216,6 +254,14 @@ def test_a_diverged_run_stops_all_workers_with_one_line(run):
     assert one.wait() == 1
     assert one.err == "shoal: the loss is nan at step 5; try a smaller lr\n"
     assert len(one.events("worker_started")) == 2
+    assert "diverged" in {row["reason"] for row in one.events("worker_exited")}
+
+
+def test_a_line_that_looks_like_ours_does_not_make_a_failure_a_divergence(run):
+    looks = WORKER + "print('shoal: all is well', flush=True)\nsys.exit(1)\n"
+    one = run(looks, "--workers", "1", "--max-restarts", "0")
+    assert one.wait() == 1
+    assert [row["reason"] for row in one.events("worker_exited")] == ["crash"]
 
 
 def test_a_failure_after_the_end_of_training_is_a_failure(run):

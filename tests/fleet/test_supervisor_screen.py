@@ -2,7 +2,7 @@
 
 import io
 
-from shoal.fleet.supervisor.roster import Member
+from shoal.fleet.supervisor.member import Member
 from shoal.fleet.supervisor.screen import (
     LiveScreen,
     PlainScreen,

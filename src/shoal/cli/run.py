@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,98 +12,88 @@ if TYPE_CHECKING:
     from shoal.fleet.supervisor.settings import Settings
 
 
-def run(
-    train_script: Annotated[Path, typer.Argument(metavar="TRAIN.PY", help="The training script.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed on to the script.")
-    ] = None,
-    workers: Annotated[
-        str,
-        typer.Option(metavar="N|MIN:MAX", help="Workers: N of them; or MAX, going on with MIN."),
-    ] = "1",
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Run directory; default runs/TRAIN-1, -2, ..."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the run directory's checkpoints.")
-    ] = False,
-    script: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="TOML script of joins, leaves and kills.")
-    ] = None,
-    checkpoint_every: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How often a checkpoint is written.")
-    ] = 60.0,
-    join: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Add workers to the fleet whose endpoint this is."),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --join: the token, or the run's control.json."),
-    ] = None,
-    bind: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on.")
-    ] = "127.0.0.1",
-    advertise: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address under which others reach this machine.")
-    ] = "",
-    port: Annotated[int, typer.Option(help="Port of the control endpoint; 0: any free one.")] = 0,
-    coordinator_port: Annotated[
-        int, typer.Option(help="Port of the coordinator; 0: any free one.")
-    ] = 0,
-    max_restarts: Annotated[
-        int, typer.Option(help="Deaths without progress that are replaced, in 5 minutes.")
-    ] = 10,
-    hang_seconds: Annotated[
-        float, typer.Option(help="A worker without progress of its own for so long is killed.")
-    ] = 60.0,
-    gather_seconds: Annotated[
-        float, typer.Option(help="How long the start waits for all workers.")
-    ] = 120.0,
-    drain_seconds: Annotated[
-        float, typer.Option(help="How long workers have to leave in order.")
-    ] = 60.0,
-    patience: Annotated[
-        float, typer.Option(help="Seconds below MIN workers before the run stops, resumable.")
-    ] = 300.0,
-    join_timeout: Annotated[
-        float, typer.Option(help="Seconds the coordinator waits for workers alive but busy.")
-    ] = 30.0,
-    notice_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            envvar="SHOAL_NOTICE_FILE",
-            help="A file whose appearance announces the end of this machine.",
-        ),
-    ] = None,
-    report: Annotated[
-        bool, typer.Option("--report/--no-report", help="Write report.html at the end.")
-    ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON; lines go to stderr.")
-    ] = False,
-) -> None:
-    """Start a coordinator and workers on this machine, and keep them: train.py on a fleet."""
-    from shoal.fleet.supervisor import rundir
-    from shoal.fleet.supervisor import script as scripts
-    from shoal.fleet.supervisor.settings import Settings, parse_workers
+def _option(text: str, metavar: str | None = None, **more: Any) -> Any:
+    return typer.Option(metavar=metavar, help=text, **more)
 
-    start, minimum, maximum = parse_workers(workers)
-    events = scripts.load(script) if script is not None else ()
-    if run_dir is None:
-        find = rundir.latest_dir if resume else rundir.default_dir
-        run_dir = find(train_script)
-    settings = Settings(
+
+TrainScript = Annotated[Path, typer.Argument(metavar="TRAIN.PY", help="The training script.")]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed on to the script.")
+]
+Workers = Annotated[str, _option("Workers: N of them; or MAX, going on with MIN.", "N|MIN:MAX")]
+RunDir = Annotated[Path | None, _option("Run directory; default runs/TRAIN-1, -2, ...", "DIR")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from the run directory's checkpoints.")
+]
+Script = Annotated[Path | None, _option("TOML script of joins, leaves and kills.", "FILE")]
+CheckpointEvery = Annotated[float, _option("How often a checkpoint is written.", "SECONDS")]
+Join = Annotated[
+    str | None, _option("Add workers to the fleet whose endpoint this is.", "HOST:PORT")
+]
+TokenFile = Annotated[
+    Path | None, _option("With --join: the token, or the run's control.json.", "FILE")
+]
+Bind = Annotated[str, _option("Address to listen on.", "ADDRESS")]
+Advertise = Annotated[str, _option("Address under which others reach this machine.", "ADDRESS")]
+Port = Annotated[int, _option("Port of the control endpoint; 0: any free one.")]
+CoordinatorPort = Annotated[int, _option("Port of the coordinator; 0: any free one.")]
+MaxRestarts = Annotated[int, _option("Deaths without progress that are replaced, in 5 minutes.")]
+HangSeconds = Annotated[
+    float, _option("A worker without progress of its own for so long is killed.")
+]
+GatherSeconds = Annotated[float, _option("How long the start waits for all workers.")]
+DrainSeconds = Annotated[float, _option("How long workers have to leave in order.")]
+Patience = Annotated[float, _option("Seconds below MIN workers before the run stops, resumable.")]
+JoinTimeout = Annotated[float, _option("Seconds the coordinator waits for workers alive but busy.")]
+NoticeFile = Annotated[
+    Path | None,
+    _option(
+        "A file whose appearance announces the end of this machine.",
+        "FILE",
+        envvar="SHOAL_NOTICE_FILE",
+    ),
+]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html at the end.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the summary as JSON; lines go to stderr.")
+]
+
+
+def run(
+    train_script: TrainScript,
+    arguments: Arguments = None,
+    workers: Workers = "1",
+    run_dir: RunDir = None,
+    resume: Resume = False,
+    script: Script = None,
+    checkpoint_every: CheckpointEvery = 60.0,
+    join: Join = None,
+    token_file: TokenFile = None,
+    bind: Bind = "127.0.0.1",
+    advertise: Advertise = "",
+    port: Port = 0,
+    coordinator_port: CoordinatorPort = 0,
+    max_restarts: MaxRestarts = 10,
+    hang_seconds: HangSeconds = 60.0,
+    gather_seconds: GatherSeconds = 120.0,
+    drain_seconds: DrainSeconds = 60.0,
+    patience: Patience = 300.0,
+    join_timeout: JoinTimeout = 30.0,
+    notice_file: NoticeFile = None,
+    report: Report = True,
+    as_json: AsJson = False,
+) -> None:
+    """Start a coordinator and workers on this machine, and keep them: train.py on a fleet.
+
+    Ctrl-C or SIGTERM lets the workers leave in order, and exits 75. A second Ctrl-C kills them: 130.
+    """
+    settings = _settings(
+        workers,
+        script,
         train_script=train_script,
         arguments=tuple(arguments or ()),
         run_dir=run_dir,
-        start=start,
-        minimum=minimum,
-        maximum=maximum,
         resume=resume,
-        events=events,
         bind=bind,
         advertise=advertise,
         port=port,
@@ -120,6 +110,20 @@ def run(
     )
     code = _join(settings, join, token_file) if join is not None else _supervise(settings, as_json)
     raise typer.Exit(code)
+
+
+def _settings(workers: str, script: Path | None, **fields: Any) -> Settings:
+    """The settings of a run; what the command line writes otherwise is read here."""
+    from shoal.fleet.supervisor import rundir
+    from shoal.fleet.supervisor import script as scripts
+    from shoal.fleet.supervisor.settings import Settings, parse_workers
+
+    start, minimum, maximum = parse_workers(workers)
+    fields["events"] = scripts.load(script) if script is not None else ()
+    if fields["run_dir"] is None:
+        find = rundir.latest_dir if fields["resume"] else rundir.default_dir
+        fields["run_dir"] = find(fields["train_script"])
+    return Settings(start=start, minimum=minimum, maximum=maximum, **fields)
 
 
 def _supervise(settings: Settings, as_json: bool) -> int:

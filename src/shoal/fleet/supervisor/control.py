@@ -55,6 +55,7 @@ class Verbs:
             "watch": self._watch,
             "progress": self._progress,
             "event": self._event,
+            "metrics": self._metrics,
             "bye": self._bye,
             "resize": self._resize,
             "leave": self._leave,
@@ -104,10 +105,11 @@ class Verbs:
         return {}
 
     def _event(self, body: Body) -> Reply:
-        rows = body.get("rows")
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise BadRequest(400, "event takes rows, a list of objects")
-        self._roster.take(_text(body, "name"), _integer(body, "first"), rows)
+        self._roster.take(_text(body, "name"), _integer(body, "first"), _rows(body))
+        return {}
+
+    def _metrics(self, body: Body) -> Reply:
+        self._roster.take_metrics(_text(body, "name"), _integer(body, "first"), _rows(body))
         return {}
 
     def _bye(self, body: Body) -> Reply:
@@ -156,6 +158,13 @@ def _text(body: Body, key: str) -> str:
     if not isinstance(value, str) or len(value) > 256:
         raise BadRequest(400, f"{key} is missing or not a short text")
     return value
+
+
+def _rows(body: Body) -> list[dict[str, object]]:
+    rows = body.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadRequest(400, "rows is missing or not a list of objects")
+    return rows
 
 
 def _integer(body: Body, key: str) -> int:

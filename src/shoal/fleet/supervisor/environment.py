@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from shoal.fleet.supervisor.settings import Settings
 
@@ -22,12 +23,27 @@ def threads_per_worker(settings: Settings) -> int:
     return max(1, cores // most)
 
 
-def worker_environment(settings: Settings, name: str, control: str, token: str) -> dict[str, str]:
+def lowest_free(taken: Iterable[int]) -> int:
+    """The smallest number >= 0 that is not taken.
+
+    Example:
+        >>> lowest_free([0, 1, 3])
+        2
+    """
+    known = set(taken)
+    return next(number for number in range(len(known) + 1) if number not in known)
+
+
+def worker_environment(
+    settings: Settings, name: str, slot: int, control: str, token: str
+) -> dict[str, str]:
     """The environment of worker ``name``.
 
     Args:
         settings: of the run.
         name: the worker's name.
+        slot: its place on this machine, 0 to the number of workers here - 1; a replacement takes over
+            that of the one it replaces. As LOCAL_RANK it chooses the worker's GPU.
         control: ``HOST:PORT`` of the control endpoint.
         token: the run's secret.
     """
@@ -40,6 +56,7 @@ def worker_environment(settings: Settings, name: str, control: str, token: str) 
         "SHOAL_CONTROL": control,
         "SHOAL_TOKEN": token,
         "SHOAL_WORKER": name,
+        "LOCAL_RANK": str(slot),
         "SHOAL_ADVERTISE": settings.reachable,
         "SHOAL_RUN_DIR": str(settings.run_dir.resolve()),
         "SHOAL_MIN_WORKERS": str(settings.minimum),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -12,12 +13,15 @@ from pathlib import Path
 from typing import TextIO
 
 from shoal.errors import UsageError
-from shoal.fleet.supervisor.endings import FAILURE, RESUMABLE, SUCCESS, USER_ERROR
-from shoal.fleet.supervisor.environment import worker_environment
+from shoal.fleet.supervisor import rundir
+from shoal.fleet.supervisor.endings import FAILURE, INTERRUPTED, RESUMABLE, SUCCESS, USER_ERROR
+from shoal.fleet.supervisor.environment import lowest_free, worker_environment
+from shoal.fleet.supervisor.forwarding import MetricsForwarder
 from shoal.fleet.supervisor.notice import NoticeFile
 from shoal.fleet.supervisor.processes import Nursery, Process, last_line, last_traceback
 from shoal.fleet.supervisor.settings import Settings
 from shoal.fleet.supervisor.signals import Signals
+from shoal.fleet.supervisor.worker_main import DIVERGED
 from shoal.world.elastic.endpoint import ControlClient, Refused, versions
 
 TICK_SECONDS = 0.2
@@ -58,7 +62,12 @@ class Joiner:
     """Registers with a running supervisor and keeps ``settings.start`` workers here.
 
     A dead worker is replaced under a new name, ``settings.max_restarts`` times. Workers here leave in
-    order on a stop signal or notice. Their metrics and logs stay in this machine's run directory.
+    order on a stop signal or notice; a second interrupt kills them.
+
+    Their logs stay in this machine's run directory; their metrics are sent on as well. Checkpoints are
+    written by a worker of the first machine as long as it has one, and else here: then they, and what
+    the script saves, are to be fetched from here before a resume there. A directory that both machines
+    share, given to both as ``--run-dir``, holds everything in one place.
 
     Args:
         settings: of the workers; ports and scripts are the supervisor's own.
@@ -67,12 +76,17 @@ class Joiner:
         stream: where lines go.
 
     Raises:
-        UsageError: no supervisor there, a wrong token, other versions, or no room in the fleet.
+        UsageError: no supervisor there, a wrong token, other versions, no room in the fleet, or a
+            directory with checkpoints of another run.
     """
 
     def __init__(self, settings: Settings, address: str, token: str, stream: TextIO) -> None:
         self._address, self._token, self._stream = address, token, stream
         self._client = ControlClient(address, token)
+        is_shared = rundir.is_shared(settings.run_dir, token)
+        if not is_shared:
+            rundir.check_joined(settings.run_dir)
+        self._forwarder = None if is_shared else MetricsForwarder(self._client, settings.run_dir)
         # Nothing is written before the fleet has said yes.
         self._names, reply = self._register(settings.start)
         seconds = reply.get("checkpoint_seconds")
@@ -84,6 +98,7 @@ class Joiner:
         self._signals = Signals()
         self._nursery = Nursery(settings.python)
         self._processes: dict[str, Process] = {}
+        self._slots: dict[str, int] = {}
         self._notice = NoticeFile(settings.notice_file)
         self._restarts_left = settings.max_restarts
         self._kill_at: float | None = None
@@ -125,11 +140,12 @@ class Joiner:
         return [str(name) for name in names] if isinstance(names, list) else [], reply
 
     def _start(self, name: str) -> None:
-        settings = self._settings
+        settings, slot = self._settings, lowest_free(self._slots.values())
+        self._slots[name] = slot
         self._processes[name] = self._nursery.start(
             "worker_main.py",
             [str(settings.train_script), *settings.arguments],
-            worker_environment(settings, name, self._address, self._token),
+            worker_environment(settings, name, slot, self._address, self._token),
             settings.run_dir / "logs" / f"{name}.log",
         )
         self._say(f"[worker_started] worker {name} · pid {self._processes[name].pid}")
@@ -143,7 +159,7 @@ class Joiner:
             self._kill_at = now + self._settings.drain_seconds
             self._ask_to_leave(list(self._processes))
         elif signal.SIGINT in stops:
-            self._kill_at = now
+            self._kill_at, self._code = now, INTERRUPTED
         elif names:
             self._ask_to_leave([name for name in names if name in self._processes])
         if self._kill_at is not None and now >= self._kill_at:
@@ -178,6 +194,8 @@ class Joiner:
         for name in kill if isinstance(kill, list) else []:
             if name in self._processes:
                 self._processes[name].kill()
+        for name in self._processes:
+            self._forward(name)
 
     def _reap(self) -> None:
         for name, process in list(self._processes.items()):
@@ -185,20 +203,26 @@ class Joiner:
             if code is None:
                 continue
             self._nursery.forget(process)
-            del self._processes[name]
+            del self._processes[name], self._slots[name]
             self._say(f"[worker_exited] worker {name} · code {code}")
+            self._forward(name)
             try:
                 self._client.call("exited", {"name": name, "code": code})
             except (OSError, Refused):
                 self._say(f"{name}: its end could not be reported")
             self._after_end(process, code)
 
+    def _forward(self, name: str) -> None:
+        if self._forwarder is not None:
+            with contextlib.suppress(OSError, Refused):
+                self._forwarder.forward(name)
+
     def _after_end(self, process: Process, code: int) -> None:
         if code in (SUCCESS, RESUMABLE) or self._stopping:
             self._code = max(self._code, RESUMABLE if code == RESUMABLE else SUCCESS)
-        elif code == USER_ERROR:
-            self._code, self._message = USER_ERROR, last_line(process.log)
-            self._restarts_left = 0
+        elif code in (USER_ERROR, DIVERGED):
+            self._code = USER_ERROR if code == USER_ERROR else FAILURE
+            self._message, self._restarts_left = last_line(process.log), 0
         elif self._restarts_left > 0:
             self._restarts_left -= 1
             self._rejoin()

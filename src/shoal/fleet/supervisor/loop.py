@@ -10,18 +10,28 @@ from typing import TextIO
 
 from shoal.fleet.supervisor import script
 from shoal.fleet.supervisor.control import Verbs
-from shoal.fleet.supervisor.endings import FAILURE, RESUMABLE, SUCCESS, USER_ERROR, Ending, classify
-from shoal.fleet.supervisor.environment import worker_environment
+from shoal.fleet.supervisor.endings import (
+    FAILURE,
+    RESUMABLE,
+    SUCCESS,
+    USER_ERROR,
+    Ending,
+    Survivors,
+    classify,
+)
+from shoal.fleet.supervisor.environment import lowest_free, worker_environment
+from shoal.fleet.supervisor.member import Member, number
 from shoal.fleet.supervisor.notice import NoticeFile
 from shoal.fleet.supervisor.outputs import Outputs
 from shoal.fleet.supervisor.premises import Premises
 from shoal.fleet.supervisor.processes import Process, last_line, last_traceback
 from shoal.fleet.supervisor.replacements import Replacements
-from shoal.fleet.supervisor.roster import Member, Roster, number
+from shoal.fleet.supervisor.roster import Roster
 from shoal.fleet.supervisor.screen import Progress
 from shoal.fleet.supervisor.scripted import ScriptPlayer
 from shoal.fleet.supervisor.settings import Settings
 from shoal.fleet.supervisor.signals import Signals
+from shoal.fleet.supervisor.stopping import Stop
 from shoal.fleet.supervisor.watchdog import LENIENCY, Watchdog
 
 TICK_SECONDS = 0.1
@@ -64,6 +74,8 @@ class Supervisor:
         self.roster.coordinator = self._coordinator.address
         self._out = Outputs(settings, stream, is_new_dir=self._premises.is_new_dir)
         self._processes: dict[str, Process] = {}
+        self._slots: dict[str, int] = {}  # places on this machine
+        self._survivors = Survivors()
         self._watchdog = Watchdog(settings.hang_seconds, LENIENCY * settings.hang_seconds)
         self._replacements = Replacements(settings.max_restarts, settings.restart_window_seconds)
         self._owed: list[float] = []  # when replacements may start
@@ -73,9 +85,7 @@ class Supervisor:
         self._notice = NoticeFile(settings.notice_file)
         self._progress = Progress()
         self._best_commits = -1.0
-        self._exit_code: int | None = None
-        self._message = ""
-        self._kill_at: float | None = None
+        self._end = Stop()
         self._thin_since: float | None = None
         self._succeeded = 0
 
@@ -126,26 +136,26 @@ class Supervisor:
 
     def _finish(self) -> int:
         """Write what a finished run leaves, or nothing for a user's mistake."""
-        code = SUCCESS if self._exit_code is None else self._exit_code
+        code = self._end.settle(self.roster.members())
         if code == USER_ERROR and not self.roster.ever_committed:
             self._out.leave_nothing()
         else:
             totals = [number(m.row, "total_samples", 0) for m in self.roster.members()]
             self._out.finish(code, int(max(totals, default=0)) or None)
         self._premises.release()
-        if self._message:
-            print(self._message, file=sys.stderr, flush=True)
+        if self._end.message:
+            print(self._end.message, file=sys.stderr, flush=True)
         return code
 
     # ---- signals, notices, events --------------------------------------------------------------
 
     def _obey_signals(self) -> None:
         for number_ in self._signals.take():
-            if self._exit_code is None and not self.roster.stopping:
+            if self._end.exit_code is None and not self.roster.stopping:
                 self._out.record("drain", signal=signal.Signals(number_).name)
                 self._stop(RESUMABLE, self.settings.drain_seconds)
             elif number_ == signal.SIGINT:
-                self._kill_at = 0.0
+                self._end.interrupt()
 
     def _obey_notice(self) -> None:
         names = self._notice.take()
@@ -159,11 +169,9 @@ class Supervisor:
 
     def _stop(self, code: int, seconds: float) -> None:
         """Ask everybody to leave; whoever is there after ``seconds`` is killed."""
-        if self._exit_code is None:
-            self._exit_code = code
+        self._end.begin(code, seconds)
         self._owed.clear()
         self.roster.stop()
-        self._kill_at = min(self._kill_at or float("inf"), time.monotonic() + seconds)
         for member in self.roster.alive():
             if member.hello is None and member.name in self._processes:
                 self._processes[member.name].send(signal.SIGTERM)  # it has no state to save
@@ -176,6 +184,7 @@ class Supervisor:
                 self.roster.finishing = True
             if kind == "describe":
                 self._out.describe(row)
+        self._out.metrics(self.roster.metrics())
 
     # ---- processes -----------------------------------------------------------------------------
 
@@ -185,7 +194,7 @@ class Supervisor:
             if code is None:
                 continue
             self._nursery.forget(process)
-            del self._processes[name]
+            del self._processes[name], self._slots[name]
             self._take_events()  # what it said before it ended comes first
             member = self.roster.ended(name, code)
             assert member is not None
@@ -210,11 +219,9 @@ class Supervisor:
         log = self._out.log(member.name)
         self._out.ended(member.name)
         stopping = self.roster.stopping
-        ending = classify(member, code, last_line(log), stopping=stopping)
-        in_training = not stopping and not self.roster.finishing
-        self._record_end(
-            member, ending.reason, survivor=ending.is_crash and member.commits > 0 and in_training
-        )
+        others_train = any(m.commits > 0 and m.killed is None for m in self.roster.alive())
+        ending = classify(member, code, stopping=stopping, others_train=others_train)
+        self._record_end(member, ending.reason)
         self._succeeded += code == SUCCESS
         if ending.reason == "finished":
             self.roster.grow(-1)
@@ -224,13 +231,16 @@ class Supervisor:
             self._fail_after_finish(member, ending)
         elif ending.replace and not stopping:
             self._replace(member, ending, now)
+        elif ending.reason == "user-error":
+            self.roster.grow(-1)
+            self._out.record("note", text=f"{member.name} is not replaced: {last_line(log)}")
 
-    def _record_end(self, member: Member, reason: str, *, survivor: bool = False) -> None:
-        """``survivor``: it had taken part and failed though nobody had meant it."""
+    def _record_end(self, member: Member, reason: str) -> None:
         fields: dict[str, object] = {"host": member.host} if member.host else {}
         if member.code is not None and member.code < 0:
             fields["signal"] = signal.Signals(-member.code).name
-        if survivor:
+        in_training = not self.roster.stopping and not self.roster.finishing
+        if in_training and self._survivors.counts(member, reason):
             fields["survivor"] = True
         self._out.record(
             "worker_exited",
@@ -242,19 +252,17 @@ class Supervisor:
         )
 
     def _fail(self, code: int, message: str, already_stopping: bool) -> None:
-        if already_stopping and self._exit_code not in (None, RESUMABLE):
-            return  # the first failure is the one that is told
-        if self._exit_code is None or code == USER_ERROR:
-            self._exit_code, self._message = code, message
+        if not self._end.fail(code, message, already_stopping=already_stopping):
+            return
         seconds = self.settings.drain_seconds if code == RESUMABLE else FAILURE_DRAIN_SECONDS
         self._stop(code, min(seconds, self.settings.drain_seconds))
 
     def _fail_after_finish(self, member: Member, ending: Ending) -> None:
         """The training was over, but what comes after it in the user's script failed."""
         self.roster.grow(-1)
-        if self._exit_code is None and (ending.is_crash or not self._succeeded):
-            self._exit_code = FAILURE
-            self._message = last_traceback(self._out.log(member.name))
+        if self._end.exit_code is None and (ending.is_crash or not self._succeeded):
+            message = last_traceback(self._out.log(member.name))
+            self._end.fail(FAILURE, message, already_stopping=False)
 
     def _replace(self, member: Member, ending: Ending, now: float) -> None:
         hopeless = self._replacements.is_hopeless(
@@ -289,6 +297,7 @@ class Supervisor:
             assert member is not None
             self._out.record("hang", worker=hang.name, phase=hang.phase, seconds=hang.seconds)
             member.killed = "hang"
+            member.is_victim = self._survivors.hung(max(m.commits for m in self.roster.members()))
             self.roster.touch()
             if hang.name in self._processes:
                 self._processes[hang.name].kill()
@@ -298,9 +307,9 @@ class Supervisor:
         limit = self.settings.drain_seconds
         for member in self.roster.alive():
             alone = member.leave is not None and now - member.leave > limit
-            with_all = self._kill_at is not None and now >= self._kill_at
-            if (alone or with_all) and member.killed is None:
+            if (alone or self._end.is_overdue(now)) and member.killed is None:
                 member.killed = "drain"
+                self._end.killed()
                 self._out.record("kill_overdue", worker=member.name)
                 if member.name in self._processes:
                     self._processes[member.name].kill()
@@ -323,17 +332,16 @@ class Supervisor:
             self._start_worker()
 
     def _start_worker(self) -> None:
-        member = self.roster.add()
+        settings, premises, member = self.settings, self._premises, self.roster.add()
+        slot = lowest_free(self._slots.values())
         process = self._nursery.start(
             "worker_main.py",
-            [str(self.settings.train_script), *self.settings.arguments],
-            worker_environment(
-                self.settings, member.name, self._premises.address, self._premises.token
-            ),
+            [str(settings.train_script), *settings.arguments],
+            worker_environment(settings, member.name, slot, premises.address, premises.token),
             self._out.log(member.name),
         )
         member.pid = process.pid
-        self._processes[member.name] = process
+        self._processes[member.name], self._slots[member.name] = process, slot
         self._out.record("worker_started", worker=member.name, pid=process.pid)
 
     def _check_minimum(self, now: float) -> None:
@@ -369,7 +377,6 @@ class Supervisor:
         return {
             "resume": settings.resume,
             "checkpoint_seconds": settings.checkpoint_seconds,
-            "hang_seconds": settings.hang_seconds,
         }
 
 

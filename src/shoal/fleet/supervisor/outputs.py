@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -19,6 +20,8 @@ SILENT_KINDS = ("describe",)  # long, and many: one for each change of the membe
 
 class Outputs:
     """The only writer of ``events.jsonl``, ``run.json``, ``summary.json`` and ``report.html``.
+
+    Also of the metrics of workers on other machines, which write them there first.
 
     Args:
         settings: of the run.
@@ -35,6 +38,7 @@ class Outputs:
         self._screen = open_screen(stream, title)
         self._follower = LogFollower(self._screen.line)
         self._logs: dict[str, Path] = {}
+        self._metrics: dict[str, Journal] = {}
 
     def log(self, name: str) -> Path:
         """The log file of a process."""
@@ -46,6 +50,13 @@ class Outputs:
         self._journal.append(row)
         if kind not in SILENT_KINDS:
             self._screen.line(event_line(row))
+
+    def metrics(self, rows: Iterable[tuple[str, Mapping[str, object]]]) -> None:
+        """Store rows of metrics that workers on other machines wrote there."""
+        for name, row in rows:
+            if name not in self._metrics:
+                self._metrics[name] = Journal(self._run_dir / "metrics" / f"{name}.jsonl")
+            self._metrics[name].append(row)
 
     def show(self, view: View, leading: str | None) -> None:
         """Show the present state, and what the leading worker printed."""
@@ -72,7 +83,8 @@ class Outputs:
     def finish(self, exit_code: int, total_samples: int | None) -> None:
         """Complete the files of a run that has ended; ``total_samples`` are those it was to train."""
         self.record("end", exit_code=exit_code, total_samples=total_samples)
-        self._journal.close()
+        for journal in (self._journal, *self._metrics.values()):
+            journal.close()
         document = summary.build(self._run_dir, exit_code)
         summary.write_json(self._run_dir / "summary.json", document)
         if self._settings.report:

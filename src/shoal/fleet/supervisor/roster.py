@@ -8,59 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from shoal.errors import UsageError
+from shoal.fleet.supervisor.member import Member, number
 
 # A worker on another machine whose reports stop this long is believed dead; a local one is
 # watched as a process.
 REMOTE_SILENCE_SECONDS = 5.0
 NO_LIMIT = 1_000_000
-
-
-@dataclass(kw_only=True)
-class Member:
-    """One worker, from its start to its end. Times are monotonic seconds of the supervisor."""
-
-    name: str
-    index: int
-    host: str  # "" for the supervisor's own machine, else the joining machine's name
-    started: float
-    pid: int | None = None
-    hello: float | None = None
-    at_barrier: bool = False
-    heard: float | None = None  # last report
-    row: dict[str, object] = field(default_factory=dict)
-    progressed: float = 0.0  # when its phase last began or its report last changed
-    leave: float | None = None  # when it was asked to leave
-    closed: bool = False  # its link was closed in order; it says nothing any more
-    killed: str | None = None  # why the supervisor killed it: "script", "hang", "drain"
-    ended: float | None = None
-    code: int | None = None
-    knocks: int = 0
-    events_seen: int = 0
-
-    @property
-    def alive(self) -> bool:
-        """Whether its process is not known to have ended."""
-        return self.ended is None
-
-    @property
-    def staying(self) -> bool:
-        """Alive, and neither asked to leave nor killed."""
-        return self.alive and self.leave is None and self.killed is None
-
-    @property
-    def commits(self) -> float:
-        """Exchanges its state went through, as reported; -1 before the first report."""
-        return number(self.row, "commits", -1)
-
-
-def number(row: Mapping[str, object], key: str, default: float) -> float:
-    """The number at ``key`` of a worker's report, or ``default`` where it holds none."""
-    value = row.get(key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else default
 
 
 class Roster:
@@ -104,6 +60,7 @@ class Roster:
         self._next_index = 0
         self._version = 0
         self._events: list[tuple[str, dict[str, object]]] = []
+        self._rows: list[tuple[str, dict[str, object]]] = []
         self._marks: tuple[float | None, float | None] = (None, None)
         self._lost = False
         self._ended_elsewhere: list[Member] = []
@@ -118,10 +75,15 @@ class Roster:
             self._next_index = max(self._next_index, taken)
 
     def add(self, host: str = "") -> Member:
-        """A new worker under a name that was never used in this run."""
+        """A new worker under a name that was never used in this run.
+
+        Workers here are called ``w0``, ``w1``, ..., those on other machines ``x2``, ``x3``, ...: ranks
+        follow the names (:mod:`shoal.world.elastic.ranking`), so one of ours speaks for the fleet, and
+        writes its checkpoints here, as long as there is one.
+        """
         with self._changed:
             member = Member(
-                name=f"w{self._next_index}",
+                name=f"{'x' if host else 'w'}{self._next_index}",
                 index=self._next_index,
                 host=host,
                 started=self._clock(),
@@ -145,7 +107,10 @@ class Roster:
                     f"--workers {count}; the fleet has {before} workers and takes at most "
                     f"{self.maximum}; join with fewer or start the fleet with a larger --workers"
                 )
-            return [self.add(host) for _ in range(count)]
+            members = [self.add(host) for _ in range(count)]
+            for member in members:
+                self._events.append((member.name, {"kind": "worker_joined", "host": host}))
+            return members
 
     def ended(self, name: str, code: int) -> Member | None:
         """Record a worker's end; None if it is unknown or was recorded before."""
@@ -270,6 +235,28 @@ class Roster:
             events, self._events = self._events, []
             return events
 
+    def take_metrics(self, name: str, first: int, rows: list[dict[str, object]]) -> None:
+        """Metrics of a worker on another machine from its ``first``-th row on.
+
+        Raises:
+            UsageError: it is a worker of this machine, which writes its metrics itself.
+        """
+        with self._changed:
+            member = self._members.get(name)
+            if member is None or not member.host:
+                raise UsageError("only metrics of another machine's workers are taken")
+            for index, row in enumerate(rows, start=first):
+                if index == member.rows_seen:
+                    self._rows.append((name, row))
+                    member.rows_seen += 1
+            self._wake()
+
+    def metrics(self) -> list[tuple[str, dict[str, object]]]:
+        """The rows of metrics that came since the last call, with the workers' names."""
+        with self._changed:
+            rows, self._rows = self._rows, []
+            return rows
+
     # ---- what the supervisor and the command line ask ------------------------------------------
 
     def ask_to_leave(self, name: str, *, replace: bool = False) -> bool:
@@ -352,7 +339,6 @@ class Roster:
                 "joins": sum(m.knocks for m in others),
                 "trained": any(self._is_trained(m) for m in others),
                 "leave": member is None or member.leave is not None,
-                "stopping": self.stopping,
                 "mark_step": self._marks[0],
                 "mark_samples": self._marks[1],
                 "coordinator": self.coordinator,

@@ -85,8 +85,30 @@ def check_fresh(run_dir: Path, resume: bool) -> int:
         raise UsageError(
             f"{run_dir}: holds no run to resume; leave --resume out to start one there"
         )
-    names = [str(row["worker"]) for row in rows if row.get("kind") == "worker_started"]
+    kinds = ("worker_started", "worker_joined")
+    names = [str(row["worker"]) for row in rows if row.get("kind") in kinds]
     return 1 + max((int(n[1:]) for n in names if n[1:].isdigit()), default=-1)
+
+
+def is_shared(run_dir: Path, token: str) -> bool:
+    """Whether this is the directory of the run with that token, seen from a machine that joined it."""
+    try:
+        return json.loads((run_dir / CONTROL_FILE).read_text())["token"] == token
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def check_joined(run_dir: Path) -> None:
+    """Whether a machine that joins a run may keep its workers' files in ``run_dir``.
+
+    Raises:
+        UsageError: it holds checkpoints, which workers would take for the run's own.
+    """
+    if any((run_dir / "checkpoints").glob("step-*")):
+        raise UsageError(
+            f"--run-dir {run_dir}: holds checkpoints of another run or another start; give --join a "
+            "fresh directory, or leave the option out"
+        )
 
 
 def write_control(run_dir: Path, host: str, port: int, token: str) -> None:

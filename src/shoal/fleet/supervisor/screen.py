@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from shoal.fleet.supervisor.roster import Member, number
+from shoal.fleet.supervisor.member import Member, number
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
+from shoal.fleet.supervisor.member import Member, number
 from shoal.fleet.supervisor.processes import Process
-from shoal.fleet.supervisor.roster import Member, Roster, number
+from shoal.fleet.supervisor.roster import Roster
 from shoal.fleet.supervisor.script import Event
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from shoal.errors import UsageError
@@ -12,6 +12,17 @@ from shoal.fleet.supervisor.roster import NO_LIMIT
 from shoal.fleet.supervisor.script import Event
 
 LEAST_HANG_SECONDS = 2.0
+LAST_PORT = 65535
+# The option of the command line behind each time.
+_TIMES = {
+    "join_timeout_seconds": "--join-timeout",
+    "heartbeat_seconds": "heartbeat_seconds",
+    "gather_seconds": "--gather-seconds",
+    "patience_seconds": "--patience",
+    "hang_seconds": "--hang-seconds",
+    "drain_seconds": "--drain-seconds",
+    "checkpoint_seconds": "--checkpoint-every",
+}
 
 
 def parse_workers(text: str) -> tuple[int, int, int]:
@@ -102,25 +113,29 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.train_script.is_file():
             raise UsageError(f"{self.train_script}: no such file; give the training script's path")
-        for name in (
-            "join_timeout",
-            "heartbeat",
-            "gather",
-            "patience",
-            "hang",
-            "drain",
-            "checkpoint",
-        ):
-            value = getattr(self, f"{name}_seconds")
-            if not value > 0:
-                raise UsageError(f"{name}_seconds = {value}; it is a time above 0")
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name in _TIMES and not value > 0:
+                raise UsageError(
+                    f"{_TIMES[item.name]} {value:g}; it is a time in seconds above 0; leave it out for "
+                    f"the default of {item.default:g}"
+                )
+        for option, port in (("--port", self.port), ("--coordinator-port", self.coordinator_port)):
+            if not 0 <= port <= LAST_PORT:
+                raise UsageError(
+                    f"{option} {port}; a port is 1 to {LAST_PORT}, or 0 for any free one; leave it out "
+                    "for that"
+                )
         if self.hang_seconds < LEAST_HANG_SECONDS:
             raise UsageError(
                 f"--hang-seconds {self.hang_seconds:g}; workers are heard of every half second, so less "
                 f"than {LEAST_HANG_SECONDS:g} would kill healthy ones; give more"
             )
         if self.max_restarts < 0:
-            raise UsageError(f"--max-restarts {self.max_restarts}; it is 0 (never replace) or more")
+            raise UsageError(
+                f"--max-restarts {self.max_restarts}; it is 0 (never replace) or more; leave it out for "
+                "the default of 10"
+            )
 
     @property
     def reachable(self) -> str:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shoal.fleet.supervisor.roster import Member, number
+from shoal.fleet.supervisor.member import Member, number
 
 WAITING_PHASES = frozenset({"exchange", "quorum"})
-# Code of the user's between batches (a plot, an evaluation of its own) may take long, and so may
-# the very first step (compilation, a cold cache): they get so many times the limit.
+# Code of the user's outside of the loop over the batches (a plot, an evaluation of its own) may take
+# long, and so may whatever a worker does for the first time (compilation, a cold cache, the first
+# evaluation): that gets so many times the limit.
 LENIENCY = 10.0
-# A step may take up to so many times the longest one seen.
+# A step, or a chunk of an evaluation, may take up to so many times the longest one seen.
 SLOWDOWN = 5.0
 
 
@@ -41,7 +42,7 @@ class Watchdog:
 
     def __init__(self, hang_seconds: float, start_seconds: float) -> None:
         self.hang_seconds, self.start_seconds = hang_seconds, start_seconds
-        self._longest: dict[str, float] = {}
+        self._longest: dict[tuple[str, str], float] = {}
         self._current: dict[str, tuple[tuple[str, float], float]] = {}
         self._stepped: set[str] = set()
         self._last_look: float | None = None
@@ -85,11 +86,15 @@ class Watchdog:
             self._stepped.add(member.name)
         moment = (phase, step)
         before, took = self._current.get(member.name, (moment, 0.0))
-        if before != moment and before[0] not in (*WAITING_PHASES, "user"):
-            self._longest[member.name] = max(took, self._longest.get(member.name, 0.0))
+        if before != moment:
+            known = (member.name, before[0])
+            self._longest[known] = max(took, self._longest.get(known, 0.0))
         self._current[member.name] = (moment, seconds)
 
     def _limit(self, name: str, phase: str) -> float:
-        if phase == "user" or name not in self._stepped:
+        longest = self._longest.get((name, phase))
+        if longest is None and phase == "compute" and name in self._stepped:
+            longest = 0.0
+        if phase == "user" or longest is None:
             return LENIENCY * self.hang_seconds
-        return max(self.hang_seconds, SLOWDOWN * self._longest.get(name, 0.0))
+        return max(self.hang_seconds, SLOWDOWN * longest)

@@ -23,10 +23,15 @@ PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "SHOAL_PARENT_PID"
 # Ends that say all there is to say; any other error, of shoal's too, is a defect and is traced.
 ONE_LINE_ERRORS = ("UsageError", "DivergedError", "ResumableStop")
+# To the supervisor a non-finite loss, which all workers stop for, is not any failure; it exits with 1.
+DIVERGED = 65
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends (Linux)."""
+    """Have the kernel kill this process when the thread that started it ends (Linux).
+
+    As :func:`shoal.children.die_with_parent`, which cannot be imported here.
+    """
     parent = int(os.environ.pop(PARENT_VARIABLE))
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -38,6 +43,8 @@ def own_error(error: BaseException) -> int | None:
     """The exit status of an error that ends in one line, None for one that needs a traceback."""
     for kind in type(error).__mro__:
         if kind.__module__ == "shoal.errors" and kind.__name__ in ONE_LINE_ERRORS:
+            if kind.__name__ == "DivergedError":
+                return DIVERGED
             return int(getattr(error, "exit_code", 1))
     return None
 

@@ -157,10 +157,6 @@ class HttpLink:
         """Whether this worker was asked to leave in order, by the supervisor or by a signal."""
         return self._signalled or bool(self._news["leave"])
 
-    def stopping(self) -> bool:
-        """Whether all workers leave, so that the run stops: a worker then exits 75 instead of 0."""
-        return bool(self._news["stopping"])
-
     def leave_on_signals(self) -> None:
         """Take SIGTERM and SIGUSR1 as requests to leave. Call it from the main thread."""
 
