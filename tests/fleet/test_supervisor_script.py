@@ -102,9 +102,10 @@ def test_a_script_may_not_leave_the_range_of_workers():
 
 
 def test_the_examples_hold():
-    from shoal.fleet.supervisor import script, settings
+    from shoal.fleet.supervisor import environment, script, settings
+    from shoal.world.elastic import ranking
 
-    for module in (script, settings):
+    for module in (script, settings, environment, ranking):
         result = doctest.testmod(module)
         assert result.attempted > 0
         assert result.failed == 0

@@ -520,7 +520,7 @@ def test_a_newcomer_of_other_versions_gives_up_and_the_fleet_goes_on(fleet: Flee
 
 def test_a_joiner_waits_for_a_slow_fleet_longer_than_its_patience(fleet: Fleet) -> None:
     """A step (or an evaluation) may take as long as it likes; the joiner obeys a leave meanwhile."""
-    impatient = replace(FAST, patience_seconds=1.0)
+    impatient = replace(FAST, patience_seconds=0.7)
     first = fleet.start(until=100, slow=(5, 6, 4.0))
     fleet.until(first, lambda row: row.get("commits") == 5)
     second, third = (fleet.start(until=100, timing=impatient) for _ in range(2))
