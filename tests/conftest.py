@@ -5,8 +5,13 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RUST_LOG", "warn")
 
+import hypothesis
 import pytest
 import torch
+
+# How long an example takes says something about the machine only.
+hypothesis.settings.register_profile("shoal", deadline=None)
+hypothesis.settings.load_profile("shoal")
 
 
 @pytest.fixture(autouse=True)

@@ -123,7 +123,10 @@ def train(
         return {"mean": (batch.double().sum().item(), len(batch))}
 
     scores: list[float] = []
-    for _ in fleet.epochs(epochs):
+    for number in fleet.epochs(epochs):
+        if not trace and not scores:
+            # Let in, even if no share of this worker ever holds a sample.
+            processes.tell((fleet.step_count, number, fleet.workers, 0.0))
         for batch in fleet.batches(numbers, local_batch=local_batch, micro_batch=micro_batch):
             fleet.backward(
                 model(batch), reduction="sum", weight=first_of_step(fleet, batch, samples)
@@ -135,7 +138,8 @@ def train(
                 os.kill(os.getpid(), 19)
             if leave_at is not None and fleet.step_count >= leave_at:
                 world.request_leave()
-            time.sleep(pause_seconds if hurried(board) else slow_seconds)
+            dawdle(board, slow_seconds)
+            time.sleep(pause_seconds)
             if fleet.step():
                 trace.append((fleet.step_count, fleet.samples_seen, fleet.workers, fleet.lr))
                 if len(trace) <= 150:  # a pipe that nobody reads would fill up
@@ -159,6 +163,13 @@ def train(
 def hurried(board: str) -> bool:
     """Whether the test has nothing more to do to this fleet, so that it may run to its end."""
     return os.path.exists(board + ".hurry")
+
+
+def dawdle(board: str, seconds: float) -> None:
+    """Take up to ``seconds``, but not longer than until the test has nothing more to do."""
+    end = time.monotonic() + seconds
+    while not hurried(board) and time.monotonic() < end:
+        time.sleep(min(0.01, seconds))
 
 
 def first_of_step(fleet: shoal.Fleet, batch: torch.Tensor, samples: int) -> float:

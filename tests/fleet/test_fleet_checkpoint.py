@@ -146,7 +146,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(
     line = capsys.readouterr().err
     assert "step-000000000002 is damaged" in line and "the one before" in line
     damage(tmp_path / "step-000000000001", how)
-    with pytest.raises(shoal.ShoalError, match="start without --resume"):
+    with pytest.raises(shoal.UsageError, match="restore one from a copy"):
         Checkpoints(tmp_path, every_seconds=60).load_newest()
 
 

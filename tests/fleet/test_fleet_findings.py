@@ -165,3 +165,41 @@ def test_weights_of_many_tokens_are_counted_exactly() -> None:
         return model.weight.detach()
 
     assert all(torch.equal(final(1), final(workers)) for workers in (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"batch_norm": "ghost:4"}, "batch_norm"),
+        ({"batch_policy": "constant:8"}, "batch_policy"),
+        ({"deterministic": True}, "deterministic"),
+        ({"frozen": True}, "trained_parameters"),
+        ({"local_batch": 5}, "local_batch"),
+        ({"epochs": 7}, "epochs"),
+    ],
+)
+def test_a_newcomer_with_another_script_is_refused_by_name(
+    change: dict[str, Any], named: str
+) -> None:
+    def fleet_of(frozen: bool = False, **settings: Any) -> shoal.Fleet:
+        model = classifier()
+        if frozen:
+            model[0].weight.requires_grad_(False)
+        return shoal.init(model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+
+    with fleet_of() as fleet:
+        epochs = fleet.epochs(2)
+        next(epochs)
+        batches = fleet.batches(classes(), local_batch=8)
+        x, y = next(batches)
+        fleet.backward(functional.cross_entropy(fleet._model(x), y))
+        fleet.step()
+        tree = fleet._replica.snapshot()
+    local_batch, total = change.pop("local_batch", 8), change.pop("epochs", 2)
+    with fleet_of(**change) as newcomer, pytest.raises(shoal.UsageError, match=f"{named} = "):
+        newcomer._replica.restore(tree)
+        newcomer._loop.world._started = True  # it was healed, so it does not start a run
+        epochs = newcomer.epochs(total)
+        next(epochs)
+        next(newcomer.batches(classes(), local_batch=local_batch))
+    torch.use_deterministic_algorithms(False)

@@ -74,7 +74,7 @@ class Run:
                 return
 
     def entered(self, slot: int) -> None:
-        """Wait until worker ``slot`` has committed a step."""
+        """Wait until worker ``slot`` has been let in."""
         self.until(slot, 0)
 
     def finish(self, seconds: float = 60.0) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def random_script(start_run: Any, seed: int) -> None:
         epochs=epochs,
         local_batch=local_batch,
         # Long enough for the script on a busy machine; it hurries once the script is over.
-        slow_seconds=max(0.004, 6.0 * 3 * local_batch / (samples * epochs)),
+        slow_seconds=max(0.004, 15.0 * 3 * local_batch / (samples * epochs)),
         micro_batch=rng.choice([None, 1]),
         policy=rng.choice(
             ["proportional", "proportional", f"constant:{rng.randint(3, 12)}", "capped:9"]

@@ -196,10 +196,8 @@ def test_averages_are_plain_means_first_and_exponential_later() -> None:
         at = moment(step, 800 * step, 8 * scale)
         noise = GradientNoise(weighted_squares=value, pieces=2, samples=800, mean_square=0.0)
         state = rule.commit(state, at, noise)
-        if step < 10:
-            expected = float(np.mean(measured[: step + 1]))
-        else:
-            expected = 0.9 * expected + 0.1 * value
+        mean = float(np.mean(measured[: step + 1]))
+        expected = mean if step < 10 else 0.9 * expected + 0.1 * value
         assert state.noise == pytest.approx(expected, rel=1e-12)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.errors import ShoalError
+from shoal.errors import UsageError
 
 KEPT = 3
 
@@ -56,7 +56,7 @@ class Checkpoints:
         """State of the newest checkpoint; of the one before, said aloud, if that is damaged.
 
         Raises:
-            ShoalError: none can be read.
+            UsageError: none can be read.
         """
         for path in reversed(self._complete()):
             try:
@@ -68,7 +68,10 @@ class Checkpoints:
                     file=sys.stderr,
                     flush=True,
                 )
-        raise ShoalError(f"no checkpoint in {self._directory} can be read; start without --resume")
+        raise UsageError(
+            f"resume = no checkpoint in {self._directory} can be read; one of them must be whole; restore "
+            "one from a copy, or start a new run with another run directory"
+        )
 
     def maybe_write(self, snapshot: Callable[[], Mapping[str, Any]], step: int) -> bool:
         """Write one if it is time and the last one is done; returns at once after the copy."""
@@ -120,6 +123,9 @@ class Checkpoints:
         for path in old:
             shutil.rmtree(path, ignore_errors=True)
 
+    def _part(self, step: int) -> Path:
+        return self._directory / f".{_name(step)}.{os.getpid()}.part"
+
     def _write(self, tree: Mapping[str, Any], step: int) -> None:
         try:
             if not _finite(tree):
@@ -130,7 +136,7 @@ class Checkpoints:
                 )
                 return
             final = self._directory / _name(step)
-            part = self._directory / f".{final.name}.{os.getpid()}.part"
+            part = self._part(step)
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             _save(tree, part)
@@ -145,6 +151,8 @@ class Checkpoints:
             self.written.append(step)
             self._tidy(final)
         except Exception as error:
+            # What was written of it would keep a full disk full.
+            shutil.rmtree(self._part(step), ignore_errors=True)
             if (self._directory / _name(step) / "manifest.json").is_file():
                 return  # another worker has written the same one
             print(

@@ -344,6 +344,13 @@ class Fleet:
         resumed = self._replica.resumed_from == progress.step > 0
         self._training_set.check(cut.samples, resumed=resumed)
         self._stepper.check_parameters()
+        self._replica.check_batching(
+            {
+                "local_batch": cut.local_batch,
+                "micro_batch": cut.micro_batch,
+                "epochs": self._epochs,
+            }
+        )
         if self._stepper.rate is None:
             total = None if self._epochs is None else self._epochs * cut.samples
             self._loop.total_samples = total

@@ -128,6 +128,14 @@ def init(
         norm_sync=norm_sync,
     )
     replica = Replica(stepper, progress=progress, evaluation=evaluation, checkpoints=checkpoints)
+    replica.settings = {
+        "batch_policy": repr(policy),
+        "batch_norm": batch_norm,
+        "precision": precision,
+        "deterministic": deterministic,
+        "bucket_bytes": (sync or AllReduce()).bucket_bytes,
+        "trained_parameters": [name for name, p in model.named_parameters() if p.requires_grad],
+    }
     chosen.attach(replica)
     recorder = Recorder(
         chosen,

@@ -32,6 +32,7 @@ class Recorder:
         self._run_dir = run_dir
         self._owns_events = owns_events
         # Opened by the first row, so that a mistake found before it leaves nothing behind.
+        self._full = False
         self._metrics: Journal | None = None
         self._events: Journal | None = None
         self._known_batches: set[int] = set()
@@ -87,31 +88,7 @@ class Recorder:
     def committed(self, done: Committed, progress: Progress) -> list[dict[str, object]]:
         """Write one committed step; returns the membership events it brought to an end."""
         now = time.time()
-        if self._run_dir is not None:
-            self._metrics = self._metrics or _open(
-                self._run_dir / "metrics" / f"{self._name}.jsonl"
-            )
-            self._metrics.append(
-                {
-                    "step": progress.step,
-                    "commits": progress.commits,
-                    "row": progress.row,
-                    "parent_row": done.parent_row,
-                    "lineage": progress.lineage,
-                    "epoch": (progress.cursor - 1) // progress.samples if progress.samples else 0,
-                    "from": done.plan.start,
-                    "to": done.plan.stop,
-                    "workers": done.plan.membership.workers,
-                    "rank": done.plan.membership.ranks[0],
-                    "global_batch": done.plan.nominal,
-                    "samples": progress.cursor,
-                    "lr": done.lr,
-                    "multiplier": done.multiplier,
-                    "lr_target": done.lr_target,
-                    "loss": done.loss,
-                    "time": now,
-                }
-            )
+        self._store(done, progress, now)
         pending, self._pending = self._pending, []
         joined = {name for change in pending if change.kind == "join" for name in change.names}
         since = self._gap_from if self._gap_from is not None else now
@@ -126,6 +103,42 @@ class Recorder:
                 print(event_line(row), file=sys.stderr, flush=True)
         self._last_commit, self._gap_from = now, None
         return rows
+
+    def _store(self, done: Committed, progress: Progress, now: float) -> None:
+        """Write one metrics row; a full disk costs the metrics, not the training."""
+        if self._run_dir is None or self._full:
+            return
+        row = {
+            "step": progress.step,
+            "commits": progress.commits,
+            "row": progress.row,
+            "parent_row": done.parent_row,
+            "lineage": progress.lineage,
+            "epoch": (progress.cursor - 1) // progress.samples if progress.samples else 0,
+            "from": done.plan.start,
+            "to": done.plan.stop,
+            "workers": done.plan.membership.workers,
+            "rank": done.plan.membership.ranks[0],
+            "global_batch": done.plan.nominal,
+            "samples": progress.cursor,
+            "lr": done.lr,
+            "multiplier": done.multiplier,
+            "lr_target": done.lr_target,
+            "loss": done.loss,
+            "time": now,
+        }
+        try:
+            self._metrics = self._metrics or _open(
+                self._run_dir / "metrics" / f"{self._name}.jsonl"
+            )
+            self._metrics.append(row)
+        except OSError as error:
+            self._full = True
+            print(
+                f"shoal: metrics of {self._name} end here ({error}); training goes on",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def event(self, row: Mapping[str, object]) -> None:
         """Store an event through whoever owns ``events.jsonl``."""

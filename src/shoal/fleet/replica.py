@@ -60,6 +60,9 @@ class Replica:
         self.evaluation = evaluation
         self.resumed_from = -1
         self._checkpoints = checkpoints
+        self.settings: dict[str, Any] = {}
+        self._batching: dict[str, Any] | None = None
+        self._peers_batching: dict[str, Any] | None = None
         self._registered: dict[str, Stateful] = {}
         self._unclaimed: dict[str, Any] = {}
         self._seed = progress.seed
@@ -113,7 +116,7 @@ class Replica:
     def bootstrap(self) -> None:
         """Start the run here: from the newest checkpoint, or from this worker's own weights."""
         if self._checkpoints is not None and self._checkpoints.newest_step() >= 0:
-            self.restore(self._checkpoints.load_newest())
+            self._take_over(self._checkpoints.load_newest(), from_peer=False)
             self.resumed_from = self.progress.step
             self._learned = ("", "")
             return
@@ -139,17 +142,33 @@ class Replica:
                 "settings": _settings(rule),
                 "state": None if state is None else rule.to_dict(state),
             },
+            "settings": self.settings,
+            "batching": self._batching,
             "norm_order": self._norm_order(),
             "extra": {**self._unclaimed, **extra},
         }
         return _copy(tree)
 
     def restore(self, tree: dict[str, Tree]) -> None:
-        """Take over a snapshot, whole.
+        """Take over a peer's snapshot, whole.
 
         Raises:
             UsageError: it belongs to another model, optimizer, seed or scaling rule.
         """
+        self._take_over(tree, from_peer=True)
+
+    def check_batching(self, own: dict[str, Any]) -> None:
+        """Make sure that this worker cuts the present epoch as the fleet that it joined does.
+
+        Raises:
+            UsageError: it does not; nothing has been exchanged yet.
+        """
+        if self._peers_batching is not None:
+            _compare(own, self._peers_batching)
+        self._batching, self._peers_batching = own, None
+
+    def _take_over(self, tree: dict[str, Tree], *, from_peer: bool) -> None:
+        """Take over a snapshot; a peer's must come from a fleet with the same settings."""
         values: Any = tree
         progress = Progress()
         progress.load_state_dict(values["progress"])
@@ -170,6 +189,8 @@ class Replica:
                 f"{values['rule']['settings']}; pass the same settings, or start a new run directory"
             )
         self._check_model(values["model"])
+        if from_peer:
+            _compare(self.settings, values["settings"])
         if values["optimizer_kind"] != _kind(self.stepper.optimizer):
             raise UsageError(
                 f"optimizer = {_kind(self.stepper.optimizer)}, but the state was made with "
@@ -187,6 +208,10 @@ class Replica:
         self.stepper.rule_state = None if held is None else rule.from_dict(held)
         self.stepper.guard.forget()
         self.progress.load_state_dict(values["progress"])
+        # Between epochs a loop may cut anew; within one all workers cut alike.
+        inside = progress.samples is not None and progress.cursor % progress.samples != 0
+        self._batching = values["batching"] if from_peer else None
+        self._peers_batching = self._batching if inside else None
         self._learned = (str(values.get("coming", "")), self.progress.lineage)
         self.evaluation.load_state_dict(values["evaluation"])
         if self.stepper.norm_sync is not None:
@@ -222,6 +247,16 @@ class Replica:
             f"and {other.get(different, 'missing')} there; use the model of that run, or start a new "
             "run directory"
         )
+
+
+def _compare(own: Mapping[str, Any], fleets: Mapping[str, Any]) -> None:
+    """Raise UsageError, naming the first difference between a newcomer and its fleet."""
+    for name, value in own.items():
+        if fleets.get(name) != value:
+            raise UsageError(
+                f"{name} = {value}, but the fleet trains with {fleets.get(name)}; all workers exchange "
+                "and cut batches alike; start this worker with the run's own script and arguments"
+            )
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:

@@ -138,7 +138,7 @@ class Rule(Protocol[StateT]):
 
 
 def optimizer_kind(optimizer: object) -> str:
-    """The kind of a torch optimizer: ``sgd``, ``heavy_ball``, ``nesterov``, ``adam``, ``adamw``, or its class name.
+    """The kind of an optimizer: ``sgd``, ``heavy_ball``, ``nesterov``, ``adam``, ``adamw``, or its class name.
 
     SGD with dampening is reported as ``sgd_with_dampening`` (the rules assume dampening 0).
     """

@@ -180,11 +180,19 @@ class Supervisor:
         for name, row in self.roster.take_events():
             kind = str(row.get("kind", "note"))
             self._out.record(kind, **{k: v for k, v in row.items() if k != "kind"}, worker=name)
-            if kind == "finish":
+            if kind == "finish" and not self.roster.finishing:
                 self.roster.finishing = True
+                self._turn_back()
             if kind == "describe":
                 self._out.describe(row)
         self._out.metrics(self.roster.metrics())
+
+    def _turn_back(self) -> None:
+        """The run is over: whoever was still on its way would train it again, or end it twice."""
+        for member in self.roster.alive():
+            if member.commits <= 0 and member.name in self._processes:
+                self.roster.ask_to_leave(member.name)
+                self._processes[member.name].send(signal.SIGTERM)
 
     # ---- processes -----------------------------------------------------------------------------
 
