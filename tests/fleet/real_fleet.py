@@ -241,8 +241,8 @@ def train_mlp(
         for x, y in fleet.batches(data, local_batch=8):
             fleet.backward(nn.functional.cross_entropy(model(x), y))
             fleet.clip_grad_norm_(2.0)
-            if slow_seconds and board is not None and not hurried(board):
-                time.sleep(slow_seconds)
+            if board is not None:
+                dawdle(board, slow_seconds)
             if fleet.step():
                 members.append((fleet.step_count, fleet.workers))
                 if fleet.step_count == 20:

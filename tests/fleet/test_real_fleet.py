@@ -169,7 +169,7 @@ def test_many_random_scripts_train_every_sample_once(start_run: Any, seed: int) 
 
 
 def test_growth_takes_over_the_first_workers_state(start_run: Any) -> None:
-    run = start_run(samples=600, epochs=2, local_batch=3, slow_seconds=0.05)
+    run = start_run(samples=600, epochs=2, local_batch=3, slow_seconds=0.15)
     first = run.start()
     run.go()
     run.until(first, 20)
@@ -203,9 +203,10 @@ def test_a_failure_seen_by_one_member_only(start_run: Any) -> None:
     run.go()
     results = run.finish()
     run.check_exactly_once(results)
-    # The others had committed the step, so the one that saw it fail adopted it.
+    # If the others had committed the step, the one that saw it fail adopted it; its end of the
+    # connections may also have gone before they had read everything, and then all drew it again.
     steps = [step for step, *_ in results[1]["trace"]]
-    assert len(steps) == results[0]["step"] - 1
+    assert len(steps) in (results[0]["step"] - 1, results[0]["step"])
 
 
 def test_a_death_during_evaluation_repeats_only_the_lost_chunk(start_run: Any) -> None:
@@ -234,7 +235,7 @@ def test_a_hung_worker_is_survived_once_it_is_killed(start_run: Any) -> None:
 
 
 def test_the_coordinator_is_killed_and_comes_back(start_run: Any) -> None:
-    run = start_run(samples=600, epochs=2, local_batch=2, slow_seconds=0.05)
+    run = start_run(samples=600, epochs=2, local_batch=2, slow_seconds=0.15)
     for _ in range(3):
         run.start()
     run.go()
@@ -260,13 +261,13 @@ def test_the_learning_rate_is_a_function_of_state(start_run: Any) -> None:
     import shoal
 
     rule = shoal.scaling.Dynamic(reference_batch=2, ramp_steps=6)
-    run = start_run(samples=500, epochs=2, local_batch=2, slow_seconds=0.03, scaling=rule)
+    run = start_run(samples=500, epochs=2, local_batch=2, slow_seconds=0.15, scaling=rule)
     run.start()
     run.start()
     run.go()
-    run.until(0, 30)
+    run.until(0, 20)
     run.entered(run.start())
-    run.until(0, 60)
+    run.until(0, 45)
     run.kill(1)
     results = run.finish()
     # Replay the rule over what worker 0 saw: nothing else may move the rate.

@@ -29,13 +29,13 @@ def test_three_real_processes_equal_three_virtual_workers(tmp_path: Path) -> Non
         board = Board.create(path, workers=4, coordinator=lighthouse.address, ready=False)
 
         def start(slot: int) -> Any:
-            child = herd.start(real_fleet.train_mlp, path, slot, slow_seconds=0.02, name=f"w{slot}")
+            child = herd.start(real_fleet.train_mlp, path, slot, slow_seconds=0.2, name=f"w{slot}")
             assert child.message(40) == "ready"
             return child
 
         workers = [start(0), start(1), start(2)]
         board.ready = True
-        while workers[0].message(40)[0] < 30:
+        while workers[0].message(40)[0] < 25:
             pass
         board.ask_to_leave(2)
         workers[2].wait(40)
@@ -45,7 +45,7 @@ def test_three_real_processes_equal_three_virtual_workers(tmp_path: Path) -> Non
         real = workers[0].result(60)
         others = [workers[1].result(60), joiner.result(60)]
     sizes = [3] + [workers for _, workers in real["members"]]
-    assert set(sizes) == {2, 3}, "a leave and a join took place"
+    assert sizes[-1] == 3 and 2 in sizes, "a leave and then a join took place"
     # Virtual workers follow the same changes at the same steps.
     events = []
     for step, (before, after) in enumerate(itertools.pairwise(sizes)):
