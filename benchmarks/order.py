@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from benchmarks.pairing import Row, measured, paired
 
+from benchmarks.pairing import Row, measured, paired
 from shoal.data import Order
 
 PAIRS = 15
