@@ -419,8 +419,11 @@ def test_when_the_last_one_is_dead_a_newcomer_resumes_from_a_checkpoint(fleet: F
     first = fleet.start(until=10**6)
     fleet.until_width(first, 1, beyond=10)
     fleet.kill(first)
-    second, third = fleet.start(until=60, offer=5), fleet.start(until=60, offer=3)
-    results = fleet.results(second, third)
+    second = fleet.start(until=10**6, offer=5)
+    fleet.until_width(second, 1)
+    third = fleet.start(until=10**6, offer=3)
+    fleet.until_width(second, 2)
+    results = fleet.finish(second, third)
     assert [result["bootstraps"] for result in results] == [1, 0]
     fleet.agree()
 
