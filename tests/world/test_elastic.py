@@ -423,6 +423,7 @@ def test_when_the_last_one_is_dead_a_newcomer_resumes_from_a_checkpoint(fleet: F
     fleet.until_width(second, 1)
     third = fleet.start(until=10**6, offer=3)
     fleet.until_width(second, 2)
+    fleet.until_width(second, 2, beyond=fleet.commits(second) + 25)
     results = fleet.finish(second, third)
     assert [result["bootstraps"] for result in results] == [1, 0]
     fleet.agree()
