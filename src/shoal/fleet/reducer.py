@@ -1,7 +1,7 @@
 """Flat gradient buckets, reduced while backward is still running.
 
-``p.grad`` is a view into a bucket for the whole run, so nothing is copied and zeroing is one
-operation a bucket. Buckets hold parameters in reverse order of registration, the order in which
+The first gradient a step brings for a parameter is moved into its bucket, later ones are added there;
+so nothing has to be zeroed but the places of parameters that this worker did not use. Buckets hold parameters in reverse order of registration, the order in which
 backward fills them; each is sent as soon as it is full, always in bucket order, the last one after
 backward has ended. The exchange's header (sample count, loss, flags, statistics) rides at the end of
 the last bucket. A worker without samples sends the same buckets, all zero, in the same order.
@@ -66,6 +66,7 @@ class Reducer:
         self._header_slots = 0
         self.header = torch.zeros(0, device=self.device)
         self.used = [False] * len(self.parameters)
+        self._filled = [False] * len(self.parameters)
         self.buckets = _cut(self.parameters, bucket_bytes)
         self._index: dict[nn.Parameter, tuple[int, int, int]] = {}
         self._waiting: list[int] = []
@@ -81,18 +82,30 @@ class Reducer:
         self._point_gradients()
 
     def begin(self, header_slots: int, *, overlap: bool = True) -> None:
-        """Start a step: zero gradients and header, and forget reductions of an earlier step."""
+        """Start a step: forget gradients, header and reductions of an earlier one.
+
+        Args:
+            header_slots: float32 numbers that travel beside the gradients.
+            overlap: whether buckets may be sent during backward. Otherwise they hold the sum of the
+                gradients so far at any time, zeros included, for those who look at it.
+        """
         if header_slots != self._header_slots:
             self._resize_header(header_slots)
         self._overlap = overlap
         self._works = []
         self._next = 0
         self.used = [False] * len(self.parameters)
-        for bucket in self.buckets:
-            bucket.flat.zero_()
-        if self._header_apart:
+        if overlap:
             self.header.zero_()
-        self._point_gradients()
+            for parameter in self.parameters:
+                parameter.grad = None
+        else:
+            for bucket in self.buckets:
+                bucket.flat.zero_()
+            if self._header_apart:
+                self.header.zero_()
+            self._point_gradients()
+        self._filled = [not overlap] * len(self.parameters)
         self._versions = []
 
     @contextmanager
@@ -222,11 +235,14 @@ class Reducer:
         view = self.buckets[b].views[v]
         gradient = parameter.grad
         if gradient is not view:
-            # The loop called zero_grad(): autograd made a new tensor, which belongs into the bucket.
+            # The step's first for this parameter, or one after the loop's own zero_grad().
             assert gradient is not None
-            view.add_(gradient)
+            if self._filled[i]:
+                view.add_(gradient)
+            else:
+                view.copy_(gradient)
             parameter.grad = view
-        self.used[i] = True
+        self.used[i] = self._filled[i] = True
         if not self._last or not self._overlap:
             return
         if b < self._next or parameter in self._seen:
@@ -240,7 +256,11 @@ class Reducer:
             self._send_next()
 
     def _send_next(self) -> None:
-        self._works.append(self._all_reduce(self.buckets[self._next].flat))
+        bucket = self.buckets[self._next]
+        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+            if not self._filled[self._index[parameter][2]]:
+                view.zero_()
+        self._works.append(self._all_reduce(bucket.flat))
         self._next += 1
 
 
