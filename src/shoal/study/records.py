@@ -36,6 +36,9 @@ class Outcome(StrEnum):
 
 Bound = Literal["=", ">="]
 
+CONFIRM = -1
+"""In place of a repeat: the winning setting run again with fresh seeds."""
+
 
 class Measured(NamedTuple):
     """A metric's value; ``bound`` is ">=" where an evaluation ended early and the true value is no less."""
@@ -92,7 +95,7 @@ class SearchKey:
     Args:
         curve: name of the optimizer's entry in the study's spec; letters, digits, ``_`` and ``-``.
         global_batch: samples per step, >= 1.
-        repeat: number of the repeated search, >= 0.
+        repeat: number of the repeated search, >= 0; ``CONFIRM`` for the winner's fresh seeds.
     """
 
     curve: str
@@ -100,7 +103,8 @@ class SearchKey:
     repeat: int
 
     def __str__(self) -> str:
-        return f"{self.curve}-b{self.global_batch}-r{self.repeat}"
+        end = "confirm" if self.repeat == CONFIRM else f"r{self.repeat}"
+        return f"{self.curve}-b{self.global_batch}-{end}"
 
 
 @dataclass(frozen=True, kw_only=True)
