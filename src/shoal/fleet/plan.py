@@ -75,16 +75,3 @@ class Batching:
         while plan.stop < end:
             plan = self.plan(plan.stop, plan.membership)
             yield from plan.pieces
-
-
-def goodbye(cursor: int, membership: Membership) -> StepPlan:
-    """A step nobody commits, in which this worker only announces that it leaves."""
-    return StepPlan(
-        membership=membership,
-        start=cursor,
-        stop=cursor + 1,
-        nominal=1,
-        pieces=(),
-        rounds=0,
-        someone_idle=False,
-    )

@@ -91,7 +91,7 @@ class Stepper:
         self._plan: StepPlan | None = None
         self._summed: list[float] | None = None
         self._failed = False
-        self._concluded = False
+        self._good: bool | None = None
         self._clip: tuple[float, float] | None = None
         self._mean_square = 0.0
 
@@ -118,7 +118,7 @@ class Stepper:
         if self.norm_sync is not None:
             self.norm_sync.begin(plan.membership.workers)
         self._sums = [0.0] * FIXED_SLOTS
-        self._summed, self._failed, self._concluded, self._clip = None, False, False, None
+        self._summed, self._failed, self._good, self._clip = None, False, None, None
         self.launched = False
 
     def add(self, loss: Tensor, *, samples: int, weight: float, summed: bool, last: bool) -> None:
@@ -178,10 +178,16 @@ class Stepper:
         self.reducer.seal()
 
     def conclude(self) -> bool:
-        """Wait for the exchange; True if it succeeded and the gradients are the fleet's mean."""
-        if self._concluded:
-            return not self._failed
-        self._concluded = True
+        """Wait for the exchange; True if it succeeded and the gradients are the fleet's mean.
+
+        Asked again it answers the same: those who clip ask twice, those without samples once, and
+        all of them must come to the same reductions after it.
+        """
+        if self._good is None:
+            self._good = self._exchanged()
+        return self._good
+
+    def _exchanged(self) -> bool:
         assert self._plan is not None
         self.reducer.check_seal()
         try:
