@@ -9,7 +9,7 @@ how its steps were cut into calls of :meth:`Engine.advance`, or of whether it wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +56,14 @@ class Engine(Protocol):
         """Train trials, by id, to the given steps; one already there is left alone.
 
         A trial whose loss is not finite may stay as it is: its ``recent_loss`` is then not finite either.
+        """
+        ...
+
+    def portions(self, trials: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Trials cut into groups that are best advanced by one call each: stacks, or one by one.
+
+        Between two calls the caller evaluates, puts aside, or stops; so a portion is no larger than
+        what pays.
         """
         ...
 
