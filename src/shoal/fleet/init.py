@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import threading
@@ -163,10 +164,21 @@ def init(
 
 
 def _positive(name: str, value: float | None, variable: str, default: float) -> float:
-    if value is None:
-        value = float(os.environ.get(variable, default))
+    if value is not None:
+        if not value > 0:
+            raise UsageError(f"{name} = {value}; it is a time in seconds > 0")
+        return value
+    told = os.environ.get(variable)
+    if told is None:
+        return default
+    try:
+        value = float(told)
+    except ValueError:
+        value = math.nan
     if not value > 0:
-        raise UsageError(f"{name} = {value}; it is a time in seconds > 0")
+        raise UsageError(
+            f"{variable} = {told!r}; it is a time in seconds > 0; set it to a number, or unset it"
+        )
     return value
 
 
