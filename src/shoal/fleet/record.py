@@ -32,9 +32,9 @@ class Recorder:
         self._run_dir = run_dir
         self._owns_events = owns_events
         # Opened by the first row, so that a mistake found before it leaves nothing behind.
-        self._full = False
         self._metrics: Journal | None = None
         self._events: Journal | None = None
+        self._ended: set[str] = set()
         self._known_batches: set[int] = set()
         self._standing: dict[str, float | int | str] = {}
         self._pending: list[Change] = []
@@ -106,7 +106,7 @@ class Recorder:
 
     def _store(self, done: Committed, progress: Progress, now: float) -> None:
         """Write one metrics row; a full disk costs the metrics, not the training."""
-        if self._run_dir is None or self._full:
+        if self._run_dir is None or "metrics" in self._ended:
             return
         row = {
             "step": progress.step,
@@ -133,19 +133,26 @@ class Recorder:
             )
             self._metrics.append(row)
         except OSError as error:
-            self._full = True
-            print(
-                f"shoal: metrics of {self._name} end here ({error}); training goes on",
-                file=sys.stderr,
-                flush=True,
-            )
+            self._end("metrics", error)
+
+    def _end(self, what: str, error: OSError) -> None:
+        """Write no more of these; said once."""
+        self._ended.add(what)
+        print(
+            f"shoal: {what} of {self._name} end here ({error}); training goes on",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def event(self, row: Mapping[str, object]) -> None:
         """Store an event through whoever owns ``events.jsonl``."""
         row = {"time": time.time(), **row}
-        if self._owns_events and self._run_dir is not None:
-            self._events = self._events or _open(self._run_dir / "events.jsonl")
-            self._events.append(dict(row))
+        if self._owns_events and self._run_dir is not None and "events" not in self._ended:
+            try:
+                self._events = self._events or _open(self._run_dir / "events.jsonl")
+                self._events.append(dict(row))
+            except OSError as error:
+                self._end("events", error)
         self._world.event(row)
 
     def close(self) -> None:
