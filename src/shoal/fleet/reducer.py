@@ -1,10 +1,11 @@
 """Flat gradient buckets, reduced while backward is still running.
 
 The first gradient a step brings for a parameter is moved into its bucket, later ones are added there;
-so nothing has to be zeroed but the places of parameters that this worker did not use. Buckets hold parameters in reverse order of registration, the order in which
-backward fills them; each is sent as soon as it is full, always in bucket order, the last one after
-backward has ended. The exchange's header (sample count, loss, flags, statistics) rides at the end of
-the last bucket. A worker without samples sends the same buckets, all zero, in the same order.
+so nothing has to be zeroed but the places of parameters that this worker did not use. Buckets hold
+parameters in reverse order of registration, the order in which backward fills them; each is sent as
+soon as it is full, always in bucket order, the last one after backward has ended. The exchange's header
+(sample count, loss, flags, statistics) rides at the end of the last bucket. A worker without samples
+sends the same buckets, all zero, in the same order.
 """
 
 from __future__ import annotations
