@@ -77,7 +77,7 @@ class Measuring(Protocol):
 class Rows(Protocol):
     """Writes a search's rows into this runner's journal."""
 
-    def trial(self, trial: Trial, *, attempt: str, engine: str) -> None:
+    def trial(self, trial: Trial, *, attempt: str, segment: int, engine: str) -> None:
         """A trajectory from step 0 begins."""
         ...
 
@@ -138,6 +138,7 @@ class SearchRun:
         self._running: set[int] = set()
         self._place = tools.directory.search(key)
         self._began = self._put_aside_at = time.monotonic()
+        self._seconds_before = 0.0
         self._pause_cost = 0.0
         self._steps_trained = 0
 
@@ -165,6 +166,10 @@ class SearchRun:
         self._end()
         return True
 
+    @property
+    def _seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._began
+
     # -- a round ------------------------------------------------------------------------------------
 
     def _rounds(self, wanted: Mapping[int, int]) -> Iterator[dict[int, int]]:
@@ -182,7 +187,10 @@ class SearchRun:
         self._attempts[number] = uuid.uuid4().hex
         self._curves[number] = []
         self._tools.rows.trial(
-            trial, attempt=self._attempts[number], engine=self._tools.engine.name
+            trial,
+            attempt=self._attempts[number],
+            segment=self._claim.number,
+            engine=self._tools.engine.name,
         )
         self._tools.engine.admit(trial)
         self._running.add(number)
@@ -235,6 +243,8 @@ class SearchRun:
             trials[str(number)] = entry
         facts = {
             "engine": self._tools.engine.name,
+            "seconds": self._seconds,
+            "trial_steps": self._steps_trained,
             "trials": trials,
             "measuring": self._tools.measuring.state_dict(),
         }
@@ -249,6 +259,7 @@ class SearchRun:
         if paused is None or facts["engine"] != self._tools.engine.name:
             return
         self._tools.measuring.load_state_dict(facts["measuring"])
+        self._seconds_before, self._steps_trained = facts["seconds"], facts["trial_steps"]
         states: dict[int, dict[str, Tensor]] = {}
         for name, tensor in paused.tensors.items():
             number, _, rest = name.partition("/")
@@ -298,7 +309,16 @@ class SearchRun:
         self._tell(finished=True)
         summary = tools.wanting.summary()
         tools.directory.write_end(
-            self.key, self._claim.number, {"engine": tools.engine.name, **summary}
+            self.key,
+            self._claim.number,
+            {
+                "engine": tools.engine.name,
+                "seconds": self._seconds,
+                "trial_steps": self._steps_trained,
+                "trials": len(self._trials),
+                "diverged": sum(c[-1].diverged for c in self._curves.values() if c),
+                **summary,
+            },
         )
         clear(self._place)
 
@@ -313,7 +333,7 @@ class SearchRun:
                 "diverged": sum(curve[-1].diverged for curve in curves),
                 "step": max((curve[-1].step for curve in curves), default=0),
                 "trial_steps": self._steps_trained,
-                "seconds": time.monotonic() - self._began,
+                "seconds": self._seconds,
                 "engine": self._tools.engine.name,
             },
         )
