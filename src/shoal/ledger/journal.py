@@ -12,7 +12,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from shoal.errors import UsageError
@@ -46,8 +46,7 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-        self._fd = os.open(self.path, flags, 0o644)
+        self._fd = _open_for_writing(self.path)
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._end = _whole_lines_end(self._fd)
@@ -104,6 +103,36 @@ class Journal:
             os.ftruncate(self._fd, self._end)
 
 
+class Tail:
+    """The reading side of a journal that is being written: each call gives the rows added since.
+
+    Args:
+        path: the file; it need not exist yet.
+        start: bytes to skip, the end of some line.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], start: int = 0) -> None:
+        self.path = Path(path)
+        self.end = start
+
+    def rows(self) -> list[dict[str, object]]:
+        """What was added since the last call, oldest first, without a torn last line.
+
+        Raises:
+            UsageError: a whole line is no row.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.end)
+                added = file.read()
+        except FileNotFoundError:
+            return []
+        whole = added[: added.rfind(b"\n") + 1]
+        rows = _rows(whole, f"{self.path}, after byte {self.end}")
+        self.end += len(whole)
+        return rows
+
+
 def read(path: str | os.PathLike[str]) -> list[dict[str, object]]:
     """All rows of a journal, oldest first; a torn last line is left out.
 
@@ -113,14 +142,17 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, object]]:
         FileNotFoundError: there is no such file.
         UsageError: a line other than a torn last one is no row; nothing is skipped silently.
     """
-    lines = Path(path).read_bytes().split(b"\n")
+    return _rows(Path(path).read_bytes(), str(path))
+
+
+def _rows(content: bytes, source: str) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for number, line in enumerate(lines[:-1], start=1):
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             rows.append(decode(line.decode()))
         except ValueError as error:
             raise UsageError(
-                f"{path}, line {number}: not a JSON object ({error}); the file was damaged by "
+                f"{source}, line {number}: not a JSON object ({error}); the file was damaged by "
                 "something else than shoal; restore it, or remove that line to read the rest"
             ) from None
     return rows
@@ -182,6 +214,51 @@ def _escape(key: str) -> str:
 
 def _unescape(key: str) -> str:
     return key.replace("~1", "/").replace("~0", "~")
+
+
+def _open_for_writing(path: Path) -> int:
+    """A descriptor of the file that is at ``path`` now, with the mark that it has a writer."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+    while True:
+        fd = os.open(path, flags, 0o644)
+        with contextlib.suppress(OSError):
+            _lock(fd, exclusive=False)
+        # Who puts a journal away does so under an exclusive lock; it may have been this one just now.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def without_writer(path: Path) -> Iterator[bool]:
+    """Hold off writers of a journal meanwhile; False, and nothing is held, if it has one.
+
+    False too where the file system cannot tell.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        try:
+            _lock(fd, exclusive=True)
+        except OSError:
+            yield False
+            return
+        yield os.path.samestat(os.fstat(fd), os.stat(path))
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, *, exclusive: bool) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows: nobody can tell whether a journal has a writer
+        if exclusive:
+            raise OSError("no file locks here") from None
+        return
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
 
 
 def _whole_lines_end(fd: int) -> int:
