@@ -26,6 +26,9 @@ from shoal.testing.links import BoardLink
 from shoal.world.elastic.timing import Timing
 from shoal.world.elastic.world import ElasticWorld
 
+# In the second half of a run, until the test has nothing more to do, a step takes this much longer.
+HOLD_SECONDS = 20.0
+
 
 class Counter(nn.Module):
     """One weight per sample; ``forward`` of sample numbers is their negative sum.
@@ -138,7 +141,8 @@ def train(
                 os.kill(os.getpid(), 19)
             if leave_at is not None and fleet.step_count >= leave_at:
                 world.request_leave()
-            dawdle(board, slow_seconds)
+            late = fleet.samples_seen > samples * epochs // 2
+            dawdle(board, world, slow_seconds, HOLD_SECONDS if late else 0.0)
             time.sleep(pause_seconds)
             if fleet.step():
                 trace.append((fleet.step_count, fleet.samples_seen, fleet.workers, fleet.lr))
@@ -165,11 +169,27 @@ def hurried(board: str) -> bool:
     return os.path.exists(board + ".hurry")
 
 
-def dawdle(board: str, seconds: float) -> None:
-    """Take up to ``seconds``, but not longer than until the test has nothing more to do."""
-    end = time.monotonic() + seconds
-    while not hurried(board) and time.monotonic() < end:
-        time.sleep(min(0.01, seconds))
+def dawdle(board: str, world: ElasticWorld, seconds: float, hold_seconds: float = 0.0) -> None:
+    """Take ``seconds``, or less once the test has nothing more to do.
+
+    With ``hold_seconds`` take so much longer, unless somebody wants to come or go: a run that has not
+    much left waits for the test, however long a newcomer takes to start.
+    """
+    begun = time.monotonic()
+    while not hurried(board):
+        waited = time.monotonic() - begun
+        if waited >= seconds and (waited >= seconds + hold_seconds or stirred(world)):
+            return
+        time.sleep(min(0.005, max(seconds, 0.001)))
+
+
+def stirred(world: ElasticWorld) -> bool:
+    """Whether somebody knocks, or a member was asked to leave: the next steps take care of it."""
+    enrolment, link = world._enrolment, world._link
+    assert isinstance(link, BoardLink) and enrolment.membership is not None
+    members = {f"w{slot}": slot for slot in range(link._board.workers)}
+    leavers = (link._board.leave_asked(members[name]) for name in enrolment.membership.names)
+    return link.joins() != enrolment.knocks or any(leavers)
 
 
 def first_of_step(fleet: shoal.Fleet, batch: torch.Tensor, samples: int) -> float:
@@ -242,7 +262,8 @@ def train_mlp(
             fleet.backward(nn.functional.cross_entropy(model(x), y))
             fleet.clip_grad_norm_(2.0)
             if board is not None:
-                dawdle(board, slow_seconds)
+                late = fleet.samples_seen > len(data[0]) * epochs // 2
+                dawdle(board, world, slow_seconds, HOLD_SECONDS if late else 0.0)
             if fleet.step():
                 members.append((fleet.step_count, fleet.workers))
                 if fleet.step_count == 20:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import time
@@ -13,13 +14,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "world"))
 
+import exact_fleet
 import real_fleet
 from lighthouse import Lighthouse
 
 from shoal.testing.links import Board
 from shoal.testing.processes import Child, ChildFailed, Herd
+from shoal.world.alone import AloneWorld
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 SLOTS = 12
 
@@ -48,7 +51,7 @@ class Run:
             **{**self.settings, **own},
         )
         self.workers.append(child)
-        assert child.message(40) == "ready"
+        assert child.message(60) == "ready"
         return slot
 
     def go(self) -> None:
@@ -69,7 +72,7 @@ class Run:
     def until(self, slot: int, step: int) -> None:
         """Wait until worker ``slot`` has committed ``step`` steps."""
         while True:
-            said = self.workers[slot].message(40)
+            said = self.workers[slot].message(60)
             if isinstance(said, tuple) and said[0] >= step:
                 return
 
@@ -77,7 +80,7 @@ class Run:
         """Wait until worker ``slot`` has been let in."""
         self.until(slot, 0)
 
-    def finish(self, seconds: float = 60.0) -> list[dict[str, Any]]:
+    def finish(self, seconds: float = 100.0) -> list[dict[str, Any]]:
         """Let the fleet run to its end; all workers that were to stay must agree in everything."""
         Path(f"{self.board.path}.hurry").touch()
         results = []
@@ -123,8 +126,8 @@ def random_script(start_run: Any, seed: int) -> None:
         samples=samples,
         epochs=epochs,
         local_batch=local_batch,
-        # Long enough for the script on a busy machine; it hurries once the script is over.
-        slow_seconds=max(0.004, 15.0 * 3 * local_batch / (samples * epochs)),
+        # Some seconds to the half of the run, which then waits for the script to be over.
+        slow_seconds=max(0.004, 5.0 * 3 * local_batch / (samples * epochs)),
         micro_batch=rng.choice([None, 1]),
         policy=rng.choice(
             ["proportional", "proportional", f"constant:{rng.randint(3, 12)}", "capped:9"]
@@ -169,7 +172,7 @@ def test_many_random_scripts_train_every_sample_once(start_run: Any, seed: int) 
 
 
 def test_growth_takes_over_the_first_workers_state(start_run: Any) -> None:
-    run = start_run(samples=600, epochs=2, local_batch=3, slow_seconds=0.15)
+    run = start_run(samples=600, epochs=2, local_batch=3, slow_seconds=0.03)
     first = run.start()
     run.go()
     run.until(first, 20)
@@ -227,7 +230,7 @@ def test_a_hung_worker_is_survived_once_it_is_killed(start_run: Any) -> None:
     run.start(hang_at=20)
     run.start()
     run.go()
-    while run.workers[1].message(40) != "hung":
+    while run.workers[1].message(60) != "hung":
         pass
     time.sleep(0.3)  # the others wait in the exchange; a watchdog would act now
     run.kill(1)
@@ -235,7 +238,7 @@ def test_a_hung_worker_is_survived_once_it_is_killed(start_run: Any) -> None:
 
 
 def test_the_coordinator_is_killed_and_comes_back(start_run: Any) -> None:
-    run = start_run(samples=600, epochs=2, local_batch=2, slow_seconds=0.15)
+    run = start_run(samples=600, epochs=2, local_batch=2, slow_seconds=0.03)
     for _ in range(3):
         run.start()
     run.go()
@@ -261,7 +264,7 @@ def test_the_learning_rate_is_a_function_of_state(start_run: Any) -> None:
     import shoal
 
     rule = shoal.scaling.Dynamic(reference_batch=2, ramp_steps=6)
-    run = start_run(samples=500, epochs=2, local_batch=2, slow_seconds=0.15, scaling=rule)
+    run = start_run(samples=500, epochs=2, local_batch=2, slow_seconds=0.03, scaling=rule)
     run.start()
     run.start()
     run.go()
@@ -281,3 +284,60 @@ def test_the_learning_rate_is_a_function_of_state(start_run: Any) -> None:
         assert lr == rule.multiplier(state, at)
         state = rule.commit(state, at, None)
         before = samples
+
+
+def test_exact_sums_give_the_same_bits_for_any_number_of_processes(tmp_path: Path) -> None:
+    """1, 2, 3 and 4 processes, and a fleet with two joins and a leave: equal weights, bit for bit."""
+    board, boards = str(tmp_path / "board"), {}
+    with Herd(tmp_path, {"OMP_NUM_THREADS": "1", "RUST_LOG": "warn"}) as herd:
+        lighthouse = Lighthouse(herd)
+        # The largest fleet first: whoever is done with it is out of the next one's way.
+        for name in ("4", "3", "2", "1", ""):
+            boards[name] = Board.create(board + name, workers=4, coordinator=lighthouse.address)
+        workers = [
+            herd.start(exact_fleet.in_turn, board, slot, (4, 3, 2, 1), 0.02, name=f"w{slot}")
+            for slot in range(4)
+        ]
+        learned: dict[Any, list[dict[str, Any]]] = {size: [] for size in (4, 3, 2, 1)}
+        for worker in workers:
+            while (said := worker.message(100)) != "waiting":
+                if isinstance(said, tuple):
+                    learned[said[0]].append(said[1])
+
+        def until(workers_now: int, step: int = 0) -> None:
+            while True:
+                said = workers[0].message(60)
+                if isinstance(said, tuple) and said[0] >= step and said[1] == workers_now:
+                    return
+
+        for slot in (0, 1):
+            workers[slot].send("enter")
+        until(2, step=3)
+        workers[2].send("enter")
+        until(3)
+        boards[""].ask_to_leave(1)
+        until(2)
+        workers[3].send("enter")
+        until(3)
+        Path(f"{board}.hurry").touch()
+        learned["changing"] = [_told(workers[slot], "changing") for slot in (0, 2, 3)]
+        assert workers[1].wait(60) == 0
+    alone = exact_fleet.learn(AloneWorld())
+    assert alone["trained"]
+    for size, results in learned.items():
+        assert len(results) == (3 if size == "changing" else size)
+        for result in results:
+            assert result["samples"] == alone["samples"] == 3 * exact_fleet.SAMPLES
+            assert (result["weights"], result["momentum"]) == (alone["weights"], alone["momentum"])
+        if size != "changing":
+            assert {tuple(set(r["members"])) for r in results} == {(size,)}
+    sizes = [size for size, _ in itertools.groupby(learned["changing"][0]["members"])]
+    assert sizes[-4:] == [2, 3, 2, 3]
+
+
+def _told(worker: Child, name: str) -> dict[str, Any]:
+    """What a worker says of the fleet ``name``, skipping its steps."""
+    while True:
+        said = worker.message(60)
+        if isinstance(said, tuple) and said[0] == name:
+            return said[1]

@@ -19,7 +19,7 @@ from shoal import VirtualEvent, VirtualWorld
 from shoal.testing.links import Board
 from shoal.testing.processes import Herd
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 def test_three_real_processes_equal_three_virtual_workers(tmp_path: Path) -> None:
@@ -29,18 +29,18 @@ def test_three_real_processes_equal_three_virtual_workers(tmp_path: Path) -> Non
         board = Board.create(path, workers=4, coordinator=lighthouse.address, ready=False)
 
         def start(slot: int) -> Any:
-            child = herd.start(real_fleet.train_mlp, path, slot, slow_seconds=0.2, name=f"w{slot}")
-            assert child.message(40) == "ready"
+            child = herd.start(real_fleet.train_mlp, path, slot, slow_seconds=0.05, name=f"w{slot}")
+            assert child.message(60) == "ready"
             return child
 
         workers = [start(0), start(1), start(2)]
         board.ready = True
-        while workers[0].message(40)[0] < 25:
+        while workers[0].message(60)[0] < 25:
             pass
         board.ask_to_leave(2)
-        workers[2].wait(40)
+        workers[2].wait(60)
         joiner = start(3)
-        joiner.message(40)  # its first committed step
+        joiner.message(60)  # its first committed step
         Path(f"{path}.hurry").touch()
         real = workers[0].result(60)
         others = [workers[1].result(60), joiner.result(60)]

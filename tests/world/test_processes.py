@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -93,3 +94,12 @@ def test_exit_status_and_environment(tmp_path: Path) -> None:
         assert herd.start(exits).wait(30) == 75
         with pytest.raises(ValueError, match="taken"):
             herd.start(exits, name="exits-1")
+
+
+def imported() -> list[str]:
+    return [name for name in (*processes.PRELOAD, "torch.optim") if name not in sys.modules]
+
+
+def test_a_child_has_everything_imported_that_training_needs(tmp_path: Path) -> None:
+    with Herd(tmp_path) as herd:
+        assert herd.start(imported).result(30) == []

@@ -84,6 +84,10 @@ class Board:
         """What a supervisor does when it drains a worker."""
         self.put(slot, _LEAVE, 1)
 
+    def leave_asked(self, slot: int) -> bool:
+        """Whether the worker was asked to leave."""
+        return self.get(slot, _LEAVE) != 0
+
     def mark_dead(self, slot: int) -> None:
         """What a supervisor does when a worker's process has ended."""
         self.put(slot, _DEAD, 1)
@@ -162,7 +166,7 @@ class BoardLink:
 
     def leave_requested(self) -> bool:
         """Whether the test asked this worker to leave."""
-        return self._board.get(self._slot, _LEAVE) != 0
+        return self._board.leave_asked(self._slot)
 
     def report(self, progress: Mapping[str, float | int | str]) -> None:
         """Keep the commits."""

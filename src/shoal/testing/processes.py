@@ -39,8 +39,17 @@ from types import TracebackType
 
 from shoal.children import die_with_parent
 
-PRELOAD = ("torch", "torch.distributed", "numpy", "shoal", "shoal.testing.processes")
-_OPTIONAL_PRELOAD = ("torchft.coordination",)
+# The first optimizer of a process imports torch._dynamo, which takes longer than all the rest.
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "numpy",
+    "shoal",
+    "shoal.fleet.init",
+    "shoal.testing.processes",
+)
+_OPTIONAL_PRELOAD = ("torchft.coordination", "shoal.world.elastic.world")
 
 _pipe: Connection | None = None
 
