@@ -9,23 +9,14 @@ import time
 from typing import TextIO
 
 from shoal.fleet.supervisor import script
+from shoal.fleet.supervisor.aftermath import Aftermath
 from shoal.fleet.supervisor.control import Verbs
-from shoal.fleet.supervisor.endings import (
-    FAILURE,
-    RESUMABLE,
-    SUCCESS,
-    USER_ERROR,
-    Ending,
-    Survivors,
-    classify,
-)
-from shoal.fleet.supervisor.environment import lowest_free, worker_environment
-from shoal.fleet.supervisor.member import Member, number
+from shoal.fleet.supervisor.crew import Crew
+from shoal.fleet.supervisor.endings import RESUMABLE, USER_ERROR
+from shoal.fleet.supervisor.member import number
 from shoal.fleet.supervisor.notice import NoticeFile
 from shoal.fleet.supervisor.outputs import Outputs
 from shoal.fleet.supervisor.premises import Premises
-from shoal.fleet.supervisor.processes import Process, last_line, last_traceback
-from shoal.fleet.supervisor.replacements import Replacements
 from shoal.fleet.supervisor.roster import Roster
 from shoal.fleet.supervisor.screen import Progress
 from shoal.fleet.supervisor.scripted import ScriptPlayer
@@ -35,8 +26,6 @@ from shoal.fleet.supervisor.stopping import Stop
 from shoal.fleet.supervisor.watchdog import LENIENCY, Watchdog
 
 TICK_SECONDS = 0.1
-# After a failure the others have so long to end by themselves.
-FAILURE_DRAIN_SECONDS = 10.0
 
 
 class Supervisor:
@@ -69,25 +58,24 @@ class Supervisor:
         except BaseException:
             self._signals.close()
             raise
-        self._nursery, self._coordinator = self._premises.nursery, self._premises.coordinator
+        self._coordinator = self._premises.coordinator
         self.roster.reserve_names(self._premises.names_used)
         self.roster.coordinator = self._coordinator.address
         self._out = Outputs(settings, stream, is_new_dir=self._premises.is_new_dir)
-        self._processes: dict[str, Process] = {}
-        self._slots: dict[str, int] = {}  # places on this machine
-        self._survivors = Survivors()
+        self._crew = Crew(settings, self._premises, self._out.log)
+        self._end = Stop()
+        self._aftermath = Aftermath(settings, self.roster, self._out, self._end)
         self._watchdog = Watchdog(settings.hang_seconds, LENIENCY * settings.hang_seconds)
-        self._replacements = Replacements(settings.max_restarts, settings.restart_window_seconds)
-        self._owed: list[float] = []  # when replacements may start
         self._player = ScriptPlayer(
-            settings.events, self.roster, self._processes, self._coordinator.kill, self._out.record
+            settings.events,
+            self.roster,
+            self._crew.processes,
+            self._coordinator.kill,
+            self._out.record,
         )
         self._notice = NoticeFile(settings.notice_file)
         self._progress = Progress()
-        self._best_commits = -1.0
-        self._end = Stop()
         self._thin_since: float | None = None
-        self._succeeded = 0
 
     # ---- the run -------------------------------------------------------------------------------
 
@@ -119,15 +107,16 @@ class Supervisor:
             self._out.record("coordinator_restarted", address=self._coordinator.address)
         self._obey_notice()
         self._player.play()
+        self._dismiss_unstarted()
         self._kill_hung(now)
         self._kill_overdue(now)
         self._start_missing(now)
         self._check_minimum(now)
         alive = self.roster.alive()
-        leading = next((m.name for m in alive if m.name in self._processes), None)
+        leading = next((m.name for m in alive if m.name in self._crew), None)
         self._out.show(self._progress.view(alive, now), leading)
         ending = self.roster.stopping or self.roster.finishing or self._missing() <= 0
-        return not alive and not self._owed and ending
+        return not alive and not self._aftermath.owed(now) and ending
 
     def _tear_down(self) -> None:
         self._out.close_screen()
@@ -153,7 +142,7 @@ class Supervisor:
         for number_ in self._signals.take():
             if self._end.exit_code is None and not self.roster.stopping:
                 self._out.record("drain", signal=signal.Signals(number_).name)
-                self._stop(RESUMABLE, self.settings.drain_seconds)
+                self._stop()
             elif number_ == signal.SIGINT:
                 self._end.interrupt()
 
@@ -163,18 +152,13 @@ class Supervisor:
             return
         self._out.record("notice", names=names)
         if not names:
-            self._stop(RESUMABLE, self.settings.drain_seconds)
+            self._stop()
         for name in names:
             self.roster.ask_to_leave(name)
 
-    def _stop(self, code: int, seconds: float) -> None:
-        """Ask everybody to leave; whoever is there after ``seconds`` is killed."""
-        self._end.begin(code, seconds)
-        self._owed.clear()
-        self.roster.stop()
-        for member in self.roster.alive():
-            if member.hello is None and member.name in self._processes:
-                self._processes[member.name].send(signal.SIGTERM)  # it has no state to save
+    def _stop(self) -> None:
+        """Ask everybody to leave, for the run can be resumed."""
+        self._aftermath.stop(RESUMABLE, self.settings.drain_seconds)
 
     def _take_events(self) -> None:
         for name, row in self.roster.take_events():
@@ -190,31 +174,26 @@ class Supervisor:
     def _turn_back(self) -> None:
         """The run is over: whoever was still on its way would train it again, or end it twice."""
         for member in self.roster.alive():
-            if member.commits <= 0 and member.name in self._processes:
+            if member.commits <= 0 and member.name in self._crew:
                 self.roster.ask_to_leave(member.name)
-                self._processes[member.name].send(signal.SIGTERM)
+                self._crew.terminate(member.name)
 
     # ---- processes -----------------------------------------------------------------------------
 
     def _reap(self, now: float) -> None:
-        for name, process in list(self._processes.items()):
-            code = process.poll()
-            if code is None:
-                continue
-            self._nursery.forget(process)
-            del self._processes[name], self._slots[name]
+        for name, code in self._crew.take_ended():
             self._take_events()  # what it said before it ended comes first
             member = self.roster.ended(name, code)
             assert member is not None
-            self._after_end(member, code, now)
+            self._aftermath.ended(member, code, now)
         for member in self.roster.take_ended_elsewhere():
-            self._record_end(member, "elsewhere")
+            self._aftermath.record(member, "elsewhere")
         for member in self.roster.alive():
             lost = member.heard or member.started
             if member.host and now - lost > 2 * self.settings.hang_seconds:
                 self.roster.ended(member.name, -signal.SIGKILL)
                 self.roster.take_ended_elsewhere()
-                self._record_end(member, "lost")
+                self._aftermath.record(member, "lost")
         if not self.roster.stopping and not self.roster.finishing:
             self._note_lost_fleet()
 
@@ -223,92 +202,19 @@ class Supervisor:
         if self.roster.lost_everybody():
             self._out.record("fleet_lost")
 
-    def _after_end(self, member: Member, code: int, now: float) -> None:
-        log = self._out.log(member.name)
-        self._out.ended(member.name)
-        stopping = self.roster.stopping
-        others_train = any(m.commits > 0 and m.killed is None for m in self.roster.alive())
-        ending = classify(member, code, stopping=stopping, others_train=others_train)
-        self._record_end(member, ending.reason)
-        self._succeeded += code == SUCCESS
-        if ending.reason == "finished":
-            self.roster.grow(-1)
-        if ending.stop_code is not None:
-            self._fail(ending.stop_code, last_line(log), stopping)
-        elif self.roster.finishing and ending.reason in ("crash", "killed"):
-            self._fail_after_finish(member, ending)
-        elif ending.replace and not stopping:
-            self._replace(member, ending, now)
-        elif ending.reason == "user-error":
-            self.roster.grow(-1)
-            self._out.record("note", text=f"{member.name} is not replaced: {last_line(log)}")
-
-    def _record_end(self, member: Member, reason: str) -> None:
-        fields: dict[str, object] = {"host": member.host} if member.host else {}
-        if member.code is not None and member.code < 0:
-            fields["signal"] = signal.Signals(-member.code).name
-        in_training = not self.roster.stopping and not self.roster.finishing
-        if in_training and self._survivors.counts(member, reason):
-            fields["survivor"] = True
-        self._out.record(
-            "worker_exited",
-            worker=member.name,
-            pid=member.pid,
-            code=member.code,
-            reason=reason,
-            **fields,
-        )
-
-    def _fail(self, code: int, message: str, already_stopping: bool) -> None:
-        if not self._end.fail(code, message, already_stopping=already_stopping):
-            return
-        seconds = self.settings.drain_seconds if code == RESUMABLE else FAILURE_DRAIN_SECONDS
-        self._stop(code, min(seconds, self.settings.drain_seconds))
-
-    def _fail_after_finish(self, member: Member, ending: Ending) -> None:
-        """The training was over, but what comes after it in the user's script failed."""
-        self.roster.grow(-1)
-        if self._end.exit_code is None and (ending.is_crash or not self._succeeded):
-            message = last_traceback(self._out.log(member.name))
-            self._end.fail(FAILURE, message, already_stopping=False)
-
-    def _replace(self, member: Member, ending: Ending, now: float) -> None:
-        hopeless = self._replacements.is_hopeless(
-            by_exception=ending.is_crash, ever_committed=self.roster.ever_committed
-        )
-        self._best_commits = max([self._best_commits, *(m.commits for m in self.roster.members())])
-        due = self._replacements.died(
-            now, took_part=member.commits > 0, fleet_commits=self._best_commits
-        )
-        if due is not None and not hopeless:
-            self._owed.append(due)
-            self._out.record("respawn", worker=member.name, delay_seconds=due - now)
-            return
-        self.roster.grow(-1)
-        left = len(self.roster.staying())
-        if not hopeless and self.roster.ever_committed and left >= self.settings.minimum:
-            self._out.record(
-                "note", text=f"{member.name} is not replaced: too many deaths (--max-restarts)"
-            )
-        elif ending.is_crash:
-            self._fail(FAILURE, last_traceback(self._out.log(member.name)), self.roster.stopping)
-        else:
-            self._fail(
-                RESUMABLE if self.roster.ever_committed else FAILURE,
-                f"workers were killed more often than --max-restarts {self.settings.max_restarts} allows",
-                self.roster.stopping,
-            )
+    def _dismiss_unstarted(self) -> None:
+        """End those that are to leave before they have said hello: they have no state to save."""
+        for member in self.roster.alive() if self.roster.stopping else []:
+            if member.hello is None:
+                self._crew.terminate(member.name)
 
     def _kill_hung(self, now: float) -> None:
         for hang in self._watchdog.look(self.roster.alive(), now):
             member = self.roster.get(hang.name)
             assert member is not None
             self._out.record("hang", worker=hang.name, phase=hang.phase, seconds=hang.seconds)
-            member.killed = "hang"
-            member.is_victim = self._survivors.hung(max(m.commits for m in self.roster.members()))
-            self.roster.touch()
-            if hang.name in self._processes:
-                self._processes[hang.name].kill()
+            self._aftermath.hung(member)
+            self._crew.kill(hang.name)
 
     def _kill_overdue(self, now: float) -> None:
         """End whoever was asked to leave and does not."""
@@ -319,9 +225,7 @@ class Supervisor:
                 member.killed = "drain"
                 self._end.killed()
                 self._out.record("kill_overdue", worker=member.name)
-                if member.name in self._processes:
-                    self._processes[member.name].kill()
-                else:
+                if not self._crew.kill(member.name):
                     self.roster.ended(member.name, -signal.SIGKILL)  # the machine there is silent
 
     def _missing(self) -> int:
@@ -333,24 +237,11 @@ class Supervisor:
 
     def _start_missing(self, now: float) -> None:
         if self.roster.stopping or self.roster.finishing:
-            self._owed.clear()
             return
-        self._owed = [due for due in self._owed if due > now]
-        for _ in range(self._missing() - len(self._owed)):
-            self._start_worker()
-
-    def _start_worker(self) -> None:
-        settings, premises, member = self.settings, self._premises, self.roster.add()
-        slot = lowest_free(self._slots.values())
-        process = self._nursery.start(
-            "worker_main.py",
-            [str(settings.train_script), *settings.arguments],
-            worker_environment(settings, member.name, slot, premises.address, premises.token),
-            self._out.log(member.name),
-        )
-        member.pid = process.pid
-        self._processes[member.name], self._slots[member.name] = process, slot
-        self._out.record("worker_started", worker=member.name, pid=process.pid)
+        for _ in range(self._missing() - self._aftermath.owed(now)):
+            member = self.roster.add()
+            self._crew.start(member)
+            self._out.record("worker_started", worker=member.name, pid=member.pid)
 
     def _check_minimum(self, now: float) -> None:
         """Workers wait below the minimum by themselves; this catches a fleet that cannot."""
@@ -361,7 +252,7 @@ class Supervisor:
         elif self._thin_since is None:
             self._thin_since = now
         elif now - self._thin_since > settings.patience_seconds + settings.drain_seconds:
-            self._fail(RESUMABLE, f"fewer than {settings.minimum} workers for too long", False)
+            self._aftermath.fail(RESUMABLE, f"fewer than {settings.minimum} workers for too long")
 
     # ---- what others ask for -------------------------------------------------------------------
 
