@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -259,6 +260,36 @@ def test_another_machine_adds_workers_and_replaces_its_own(run, tmp_path):
     assert not (far.run_dir / "events.jsonl").exists()
     one.finish()
     assert one.wait() == 0
+
+
+def test_workers_of_another_machine_diverge_too(run, tmp_path):
+    """The first machine has given its own worker back: what is left there stops the run."""
+    diverges = WORKER + (
+        "from shoal.errors import DivergedError\n"
+        "def work(step):\n"
+        "    report(step)\n"
+        "    if (here / 'nan').exists():\n"
+        "        raise DivergedError('the loss is nan')\n"
+        "orderly = leave\n"
+        "def leave():\n    (here / 'nan').exists() or orderly()\n"
+        "train()\n"
+    )
+    one = run(diverges, "--workers", "1")
+    one.until_at_work("w0")
+    address, token = find_control(str(one.run_dir))
+    far = run(
+        *(diverges, "--workers", "2", "--join", address),
+        run_dir=tmp_path / "far",
+        environment={"SHOAL_TOKEN": token},
+    )
+    one.until_at_work("x1", "x2")
+    one.control("leave", name="w0")
+    until(lambda: codes(one).get("w0") == (0, "left"), "the leave of w0")
+    (tmp_path / "nan").touch()
+    assert one.wait() == 1
+    assert far.wait() == 1
+    assert re.fullmatch(r"x[12] on .*: a non-finite loss; see its log there\n", one.err)
+    assert codes(one) == {"w0": (0, "left"), "x1": (65, "diverged"), "x2": (65, "diverged")}
 
 
 def test_joining_fails_in_one_line(tmp_path, capsys, monkeypatch):

@@ -24,6 +24,7 @@ from shoal.fleet.supervisor.rundir import (
 )
 from shoal.fleet.supervisor.script import parse
 from shoal.fleet.supervisor.settings import Settings, parse_workers
+from shoal.fleet.supervisor.stopping import Stop
 from shoal.fleet.supervisor.watchdog import Watchdog
 from shoal.fleet.supervisor.worker_main import DIVERGED
 from shoal.ledger.journal import Journal
@@ -204,6 +205,8 @@ def test_silence_means_nothing_before_the_first_report_and_after_the_last():
         ({"killed": "drain"}, -signal.SIGKILL, True, "drain", False, None),
         ({"leave": 1.0}, 75, True, "stopped", False, None),
         ({"leave": 1.0}, 1, True, "crash", False, None),
+        # All end by the same agreed error; whose end is seen first stops the run.
+        ({"leave": 1.0}, DIVERGED, True, "diverged", False, 1),
     ],
 )
 def test_what_an_end_means(fields, code, stopping, reason, replace, stop_code):
@@ -251,6 +254,14 @@ def test_a_newcomer_does_not_end_a_healthy_run(commits, code, replace, stop_code
 )
 def test_whose_end_an_elastic_run_must_not_have(fields, reason, counts):
     assert Survivors().counts(member(**{"row": {"commits": 5}, **fields}), reason) is counts
+
+
+def test_a_divergence_during_a_drain_is_no_orderly_stop():
+    end = Stop()
+    end.begin(75, 60.0)
+    assert end.fail(1, "the loss is nan", already_stopping=True)
+    assert not end.fail(1, "the same again", already_stopping=True)
+    assert (end.settle([member(leave=1.0, code=DIVERGED)]), end.message) == (1, "the loss is nan")
 
 
 def test_of_several_killed_in_one_stall_at_most_one_hung():

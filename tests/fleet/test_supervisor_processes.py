@@ -243,9 +243,11 @@ def test_a_mistake_at_resume_leaves_the_run_as_it_was(run, tmp_path):
 def test_a_diverged_run_stops_all_workers_with_one_line(run):
     diverged = WORKER + (
         "from shoal.errors import DivergedError\n"
+        "def leave(): pass\n"
         "def work(step):\n"
         "    report(step)\n"
         "    if step == 5:\n"
+        "        time.sleep(0.5 * (link.name == 'w1'))\n"
         "        link.close()\n"
         "        raise DivergedError('the loss is nan at step 5; try a smaller lr')\n"
         "train()\n"
@@ -254,7 +256,8 @@ def test_a_diverged_run_stops_all_workers_with_one_line(run):
     assert one.wait() == 1
     assert one.err == "shoal: the loss is nan at step 5; try a smaller lr\n"
     assert len(one.events("worker_started")) == 2
-    assert "diverged" in {row["reason"] for row in one.events("worker_exited")}
+    ends = {row["worker"]: row["reason"] for row in one.events("worker_exited")}
+    assert ends == {"w0": "diverged", "w1": "diverged"}
 
 
 def test_a_line_that_looks_like_ours_does_not_make_a_failure_a_divergence(run):

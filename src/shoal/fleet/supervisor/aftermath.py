@@ -19,6 +19,7 @@ from shoal.fleet.supervisor.replacements import Replacements
 from shoal.fleet.supervisor.roster import Roster
 from shoal.fleet.supervisor.settings import Settings
 from shoal.fleet.supervisor.stopping import Stop
+from shoal.fleet.supervisor.worker_main import DIVERGED
 
 # After a failure the others have so long to end by themselves.
 FAILURE_DRAIN_SECONDS = 10.0
@@ -89,6 +90,17 @@ class Aftermath:
         elif ending.reason == "user-error":
             roster.grow(-1)
             self._out.record("note", text=f"{member.name} is not replaced: {last_line(log)}")
+
+    def ended_elsewhere(self, member: Member, *, alone: bool) -> None:
+        """A worker of another machine has ended; ``alone`` says that this one has no workers."""
+        if member.code != DIVERGED:
+            self.record(member, "elsewhere")
+            return
+        self.record(member, "diverged")
+        if alone:  # else a worker here says the same, and where
+            self.fail(
+                FAILURE, f"{member.name} on {member.host}: a non-finite loss; see its log there"
+            )
 
     def record(self, member: Member, reason: str) -> None:
         """Write the row of a worker's end."""

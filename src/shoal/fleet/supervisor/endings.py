@@ -52,6 +52,8 @@ def classify(member: Member, code: int, *, stopping: bool, others_train: bool) -
         return Ending(reason="hang", replace=not stopping)
     if member.killed is not None:
         return Ending(reason=member.killed)
+    if code == DIVERGED:
+        return Ending(reason="diverged", stop_code=FAILURE)
     newcomer = others_train and member.commits <= 0
     if stopping and code != USER_ERROR:
         return Ending(
@@ -67,8 +69,6 @@ def classify(member: Member, code: int, *, stopping: bool, others_train: bool) -
         return Ending(
             reason="resumable", replace=newcomer, stop_code=None if newcomer else RESUMABLE
         )
-    if code == DIVERGED:
-        return Ending(reason="diverged", stop_code=FAILURE)
     if code < 0 and -code not in _OWN_SIGNALS:
         # Killed from outside. One that was leaving anyway is not missed.
         return Ending(reason="killed", replace=member.leave is None)

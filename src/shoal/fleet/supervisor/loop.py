@@ -187,7 +187,7 @@ class Supervisor:
             assert member is not None
             self._aftermath.ended(member, code, now)
         for member in self.roster.take_ended_elsewhere():
-            self._aftermath.record(member, "elsewhere")
+            self._aftermath.ended_elsewhere(member, alone=not self._crew.processes)
         for member in self.roster.alive():
             lost = member.heard or member.started
             if member.host and now - lost > 2 * self.settings.hang_seconds:

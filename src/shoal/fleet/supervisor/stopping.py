@@ -41,7 +41,7 @@ class Stop:
         """Something has failed; whether it is what the run is to end with (the first failure is)."""
         if already_stopping and self.exit_code not in (None, RESUMABLE):
             return False
-        if self.exit_code is None or code == USER_ERROR:
+        if self.exit_code in (None, RESUMABLE) or code == USER_ERROR:
             self.exit_code, self.message = code, message
         return True
 
