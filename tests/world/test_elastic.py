@@ -512,11 +512,15 @@ def test_a_newcomer_of_other_versions_gives_up_and_the_fleet_goes_on(fleet: Flee
     workers = [fleet.start(until=10**6) for _ in range(2)]
     fleet.open()
     fleet.until_width(workers[0], 2)
-    other = fleet.start(until=10**6, pretend_torchft="0.1.9")
-    assert other.wait(30) == 1
-    assert "UsageError" in other.log
-    assert "'w0' runs" in other.log and "'w2' runs" in other.log and "0.1.9" in other.log
-    fleet.board.mark_dead(2)
+    # The second runs files that were edited after the others had started: Gloo would abort a member.
+    pretended = ({"torchft": "0.1.9"}, {"shoal source": "00000000"})
+    others = [fleet.start(until=10**6, pretend=pretend) for pretend in pretended]
+    for slot, (other, pretend) in enumerate(zip(others, pretended, strict=True), start=2):
+        assert other.wait(30) == 1
+        assert "UsageError" in other.log
+        assert "'w0' runs" in other.log and f"'w{slot}' runs" in other.log
+        assert all(f"{name} {version}" in other.log for name, version in pretend.items())
+        fleet.board.mark_dead(slot)
     fleet.until_width(workers[0], 2, beyond=fleet.commits(workers[0]))
     assert fleet.changes(workers[0]) == []
     fleet.finish(*workers)

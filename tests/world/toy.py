@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -201,7 +201,7 @@ def train(
     hang_at: int = -2,
     slow: tuple[int, int, float] = (0, 0, 0.0),
     stands_at: tuple[int, str] | None = None,
-    pretend_torchft: str = "",
+    pretend: Mapping[str, str] | None = None,
     late_at: tuple[int, float] = (-2, 0.0),
     leave_at: int = -2,
 ) -> dict[str, object]:
@@ -217,8 +217,7 @@ def train(
     link = BoardLink(directory / "board", slot=slot)
     toy = Toy(seed=slot + 1, offer=offer, ballast=ballast)
     world = ElasticWorld(link, timing=timing, min_workers=min_workers)
-    if pretend_torchft:
-        world._enrolment._versions["torchft"] = pretend_torchft
+    world._enrolment._versions.update(pretend or {})
     trainer = Trainer(world, toy, directory / f"w{slot}.steps", pause_seconds)
     connected: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: world.request_leave())

@@ -6,17 +6,23 @@ On the standard library alone; importing this module imports neither torch nor t
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import http.client
 import json
 import socket
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 
 from shoal.errors import ShoalError, UsageError
 
 TOKEN_HEADER = "X-Shoal-Token"
 BYTE_ORDER = "byte order"
+SOURCE = "shoal source"
+# The rooms whose code decides what workers exchange, and in which order.
+_EXCHANGING = ("data", "fleet", "scaling", "sync", "world")
 PATIENCE_SECONDS = 10.0  # a reply later than this: the connection is given up and opened again
 
 
@@ -32,7 +38,9 @@ def versions() -> dict[str, str | None]:
     """What must be equal on the supervisor and all workers; None for what is missing.
 
     A build's local part (``+cpu``) is left out: builds of one version talk to each other. The order of
-    bytes counts too, because a state travels as the machine has it.
+    bytes counts too, because a state travels as the machine has it; and so does the source itself: with
+    an editable install it changes under a run, and a newcomer that exchanges one number more than the
+    others ends them (Gloo aborts the process that receives more than it expects).
     """
     found: dict[str, str | None] = {}
     for package in ("shoal", "torch", "torchft"):
@@ -41,7 +49,19 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[package] = None
     found[BYTE_ORDER] = sys.byteorder
+    found[SOURCE] = source_digest()
     return found
+
+
+@functools.cache
+def source_digest() -> str:
+    """A short hash of the code that decides what workers exchange, as it was when first asked for."""
+    package = Path(__file__).parents[2]
+    word = hashlib.blake2b(digest_size=4)
+    for room in _EXCHANGING:
+        for path in sorted((package / room).rglob("*.py")):
+            word.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+    return word.hexdigest()
 
 
 def version_conflict(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str | None:
@@ -53,6 +73,12 @@ def version_conflict(ours: Mapping[str, object], theirs: Mapping[str, object]) -
             return (
                 f"byte order {theirs.get(package)} on the worker, {wanted} on the supervisor; states "
                 "travel as raw bytes; use machines of one byte order"
+            )
+        if package == SOURCE:
+            return (
+                f"{SOURCE} {theirs.get(package) or '(none)'} on the worker, {wanted} on the "
+                "supervisor; workers of different code exchange different things; install one version "
+                "on both, or, if its files were edited meanwhile, start the run again with --resume"
             )
         return (
             f"{package} {theirs.get(package) or '(none)'} on the worker, "
