@@ -28,6 +28,8 @@ def a_view(progress=None, now=0.0, samples=500):
         "w0",
         step=50,
         samples=samples,
+        commits=50,
+        workers=2,
         total_samples=2000,
         epoch=1,
         phase="compute",
@@ -36,7 +38,7 @@ def a_view(progress=None, now=0.0, samples=500):
         lr_target=0.2,
         loss=1.25,
     )
-    w1 = member("w1", step=49, samples=samples - 20, phase="exchange")
+    w1 = member("w1", step=49, samples=samples - 20, commits=49, workers=2, phase="exchange")
     return (progress or Progress()).view([w0, w1], now)
 
 
@@ -86,7 +88,25 @@ def test_progress_is_measured_over_the_last_seconds():
 
 def test_nothing_is_made_up_before_the_first_report():
     view = Progress().view([Member(name="w0", index=0, host="", started=0.0)], 0.0)
-    assert progress_line(view) == "step 0 · samples 0 · workers 1"
+    assert progress_line(view) == "step 0 · samples 0 · workers 0 +1 starting"
+
+
+def test_workers_are_the_members_of_the_last_committed_step():
+    reports = [
+        member("w0", step=50, samples=1000, commits=50, workers=2, phase="compute"),
+        member("w1", step=50, samples=1000, commits=50, workers=2, phase="compute"),
+        # Let in, its state on its way; at the door; still importing.
+        member("w2", step=0, samples=0, commits=-1, workers=1, phase="quorum"),
+        member("w3"),
+        Member(name="w4", index=0, host="", started=0.0),
+        # Asked to leave before it began: nobody waits for it.
+        Member(name="w5", index=0, host="", started=0.0, leave=1.0),
+    ]
+    assert "· workers 2 +3 starting ·" in progress_line(Progress().view(reports, 0.0)) + " ·"
+    reports[0].row["workers"] = reports[1].row["workers"] = 3
+    reports[2].row.update(samples=1000, commits=50, workers=3)
+    del reports[1], reports[2:]  # one has just died: the next step has not been committed yet
+    assert progress_line(Progress().view(reports, 0.0)).endswith("· workers 3")
 
 
 def test_durations_are_short():

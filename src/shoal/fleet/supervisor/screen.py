@@ -23,7 +23,9 @@ Row = Mapping[str, object]
 class View:
     """The run at one moment. None where nobody has said it."""
 
-    members: tuple[Member, ...]
+    members: tuple[Member, ...]  # all that live
+    workers: int  # members of the last committed step
+    starting: int  # those that have never taken part and are not asked to leave
     step: float
     samples: float
     total_samples: float | None
@@ -62,6 +64,8 @@ class Progress:
             rate = (after - before) / (now - first) if after > before and now > first else None
         return View(
             members=tuple(members),
+            workers=int(number(row, "workers", 0)) if number(row, "commits", 0) > 0 else 0,
+            starting=sum(m.commits <= 0 and m.leave is None for m in members),
             step=number(row, "step", 0),
             samples=samples,
             total_samples=_maybe(row, "total_samples"),
@@ -187,7 +191,9 @@ def progress_line(view: View) -> str:
         parts[-1] += f" of {view.total_samples:,.0f}"
     if view.epoch is not None:
         parts.append(f"epoch {view.epoch:.0f}")
-    parts.append(f"workers {len(view.members)}")
+    parts.append(f"workers {view.workers}")
+    if view.starting:
+        parts[-1] += f" +{view.starting} starting"
     if view.global_batch is not None:
         parts.append(f"global batch {view.global_batch:.0f}")
     if view.lr is not None:
