@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from shoal.ledger.study_rows import StudyWriter
 from shoal.study.claims import Claim
 from shoal.study.directory import StudyDirectory
 from shoal.study.engines.contract import Engine, SavedTrial
@@ -74,26 +75,6 @@ class Measuring(Protocol):
         ...
 
 
-class Rows(Protocol):
-    """Writes a search's rows into this runner's journal."""
-
-    def trial(self, trial: Trial, *, attempt: str, segment: int, engine: str) -> None:
-        """A trajectory from step 0 begins."""
-        ...
-
-    def evaluation(
-        self, trial: Trial, evaluation: Evaluation, *, attempt: str, segment: int
-    ) -> None:
-        """Something was measured."""
-        ...
-
-    def outcome(
-        self, trial: Trial, outcome: Outcome, *, step: int, attempt: str, segment: int
-    ) -> None:
-        """A trial has ended."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tools:
     """What a search is carried out with.
@@ -111,7 +92,7 @@ class Tools:
     wanting: Wanting
     engine: Engine
     measuring: Measuring
-    rows: Rows
+    rows: StudyWriter
     directory: StudyDirectory
 
 
@@ -160,6 +141,7 @@ class SearchRun:
                 self._train(round_)
                 if self._stopped():
                     self._put_aside()
+                    self._write_row(tools.wanting.summary(), str(Outcome.PREEMPTED))
                     return False
                 if self._pause_is_due():
                     self._put_aside()
@@ -205,7 +187,8 @@ class SearchRun:
                 number, step, tools.engine.weights(number), tools.engine.losses(number)
             )
             tools.rows.evaluation(
-                self._trials[number],
+                self.key,
+                number,
                 evaluation,
                 attempt=self._attempts[number],
                 segment=self._claim.number,
@@ -298,16 +281,18 @@ class SearchRun:
 
     def _end(self) -> None:
         tools = self._tools
-        for number, trial in sorted(self._trials.items()):
+        for number in sorted(self._trials):
             tools.rows.outcome(
-                trial,
+                self.key,
+                number,
                 tools.wanting.outcome(number),
-                step=self._curves[number][-1].step if self._curves[number] else 0,
+                max(self._last_step(number), 0),
                 attempt=self._attempts[number],
                 segment=self._claim.number,
             )
         self._tell(finished=True)
         summary = tools.wanting.summary()
+        self._write_row(summary, str(summary["state"]))
         tools.directory.write_end(
             self.key,
             self._claim.number,
@@ -321,6 +306,20 @@ class SearchRun:
             },
         )
         clear(self._place)
+
+    def _write_row(self, summary: Mapping[str, Any], state: str) -> None:
+        self._tools.rows.search(
+            self.key,
+            state,
+            end=summary["end"],
+            draws=len(self._trials),
+            goals=summary["goals"],
+            segment=self._claim.number,
+        )
+
+    def _last_step(self, number: int) -> int:
+        curve = self._curves[number]
+        return curve[-1].step if curve else -1
 
     def _tell(self, *, finished: bool) -> None:
         curves = [curve for curve in self._curves.values() if curve]
