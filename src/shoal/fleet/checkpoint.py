@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import UsageError
+from shoal.fleet.state import Progress
 
 KEPT = 3
 
@@ -86,9 +87,9 @@ class Checkpoints:
         """Copy the state now and write it in a thread; with ``wait``, until it is on disk."""
         self._join()
         self._last = time.monotonic()
-        if _intact(self._directory / _name(step)):
-            return
         tree = snapshot()
+        if _stands(self._directory / _name(step), tree):
+            return
         self._thread = threading.Thread(
             target=self._write, args=(tree, step), name="shoal-checkpoint", daemon=False
         )
@@ -119,7 +120,9 @@ class Checkpoints:
     def _tidy(self, newest: Path) -> None:
         """Remove older checkpoints, and what killed writers have left of theirs."""
         old = self._complete()[:-KEPT]
-        old += [p for p in self._directory.glob(".step-*.part") if p.name[1:] < newest.name]
+        for kind in (".", ".old-"):
+            parts = self._directory.glob(f"{kind}step-*.part")
+            old += [path for path in parts if path.name.removeprefix(kind) < newest.name]
         for path in old:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -140,12 +143,15 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             _save(tree, part)
-            if _intact(final):
+            if _stands(final, tree):
                 shutil.rmtree(part)
                 return
-            # What stands there was damaged; it must not be what the next resume finds first.
-            shutil.rmtree(final, ignore_errors=True)
+            # What is there was damaged, or written before the end of the epoch's body.
+            old = part.with_name(f".old-{part.name[1:]}")
+            if final.exists():
+                os.replace(final, old)
             os.replace(part, final)
+            shutil.rmtree(old, ignore_errors=True)
             self._refused.discard(final)
             _sync(self._directory)
             self.written.append(step)
@@ -218,6 +224,25 @@ def _intact(path: Path) -> bool:
     except (OSError, ValueError, KeyError):
         return False
     return True
+
+
+def _stands(path: Path, tree: Mapping[str, Any]) -> bool:
+    """Whether a whole checkpoint lies at ``path``, and ``tree``, of the same step, says no more.
+
+    Steps have one checkpoint each, but the body of an epoch can come to its end after its last step.
+    """
+    if not _intact(path):
+        return False
+    entries = json.loads((path / "state.json").read_text())["tree"]["dict"]
+    stored = {key: _join(value, {}) for key, value in entries if key == "progress"}
+    return _bodies(stored) >= _bodies(tree)
+
+
+def _bodies(tree: Mapping[str, Any]) -> int:
+    progress = Progress()
+    if "progress" in tree:
+        progress.load_state_dict(dict(tree["progress"]))
+    return progress.bodies
 
 
 def _split(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

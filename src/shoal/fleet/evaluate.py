@@ -70,9 +70,16 @@ def over_dataset(
     except TypeError as error:
         raise UsageError(str(error)) from error
 
+    rounds = 0
+
     def start() -> Membership:
+        nonlocal rounds
         own = world is loop.world
         membership = loop.begin("evaluate") if own else world.start_step(shrink_only=True)
+        if rounds == 0 and loop.replica.expected == "evaluate":
+            # From here on this worker evaluates what the others do, and ends that body with them.
+            loop.bodies.adopt()
+        rounds += 1
         loop.tell("evaluate", None)
         loop.exchanging()
         return membership

@@ -123,6 +123,10 @@ class Fleet:
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the epochs that remain of ``total``; a joiner enters at the fleet's.
 
+        An epoch counts as over when the loop's body has come to its end. If the run was stopped before
+        that, in an evaluation say, a resumed run enters this epoch's body again: ``batches`` yields what
+        is left to train, which may be nothing, and the rest of the body is done again.
+
         Args:
             total: epochs of the whole run, >= 1; also the length of schedules that name none.
 
@@ -159,7 +163,8 @@ class Fleet:
             collate: makes a batch of a list of samples; default PyTorch's.
 
         Raises:
-            UsageError: an empty data set, one of another length than the run's, sizes below 1.
+            UsageError: an empty data set, one of another length than the run's, sizes below 1; called
+                twice in one body of :meth:`epochs`, or after its end.
         """
         local_batch, micro_batch = check_sizes(local_batch, micro_batch, unknown)
         draws = self._training_set.open(dataset, num_workers, collate)

@@ -19,6 +19,7 @@ from torch import Tensor
 from shoal.data.draws import Draws
 from shoal.data.randomness import sample_seed
 from shoal.errors import ExchangeFailed, ResumableStop, ShoalError, UsageError
+from shoal.fleet.bodies import Bodies
 from shoal.fleet.checkpoint import Checkpoints
 from shoal.fleet.gather import gather
 from shoal.fleet.movement import to_device
@@ -66,6 +67,7 @@ class Loop:
         self.last: Committed | None = None
         self.out = False
         self.stage = Stage()
+        self.bodies = Bodies(replica.progress)
         self.total_samples: int | None = None
         self._progress = replica.progress
         self._stepper = replica.stepper
@@ -130,22 +132,19 @@ class Loop:
     # -- epochs -----------------------------------------------------------------------------------
 
     def run_epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the epochs that remain."""
+        """Yield the numbers of the epochs whose bodies have not come to their end."""
         if self._gone(total):
             return
         self.begin("open")
-        while not self._gone(total) and self._progress.epoch < total:
-            before = self._progress.cursor
+        while not self._gone(total) and self._progress.bodies < total:
             try:
-                yield self._progress.epoch
+                yield self.bodies.enter()
             except GeneratorExit:
                 self._break_outer(total)
                 raise
-            idle = self._progress.cursor == before and self._progress.epoch < total
-            if idle and not (self.out or self._quitting):
-                raise UsageError(
-                    "fleet.epochs: the loop's body drew no batches; iterate over fleet.batches(...) in it"
-                )
+            if not self.out:
+                self.bodies.complete()
+        self.bodies.end()
         self._end_together()
         if self.is_primary:
             self._recorder.event(
@@ -175,21 +174,30 @@ class Loop:
         """Yield this worker's micro-batches of the present epoch."""
         if self._gone(None):
             return
+        self._cut = cut
+        if not self.bodies.draw():
+            # Trained before the run was stopped. The others know that as well: no exchange.
+            self._prepare(cut)
+            self.phase("user")
+            return
         if self.last is not None:
             self._usually_evaluated = self._evaluated
         membership = self.begin("train")
         self._prepare(cut)
-        self._cut = cut
         epoch = self._progress.epoch
         while True:
             if self.replica.expected == "train":
                 # Healed after an absence: go on where the fleet is, even in a later epoch.
                 epoch = self._progress.epoch
+            if self.replica.expected in ("train", "evaluate"):
+                self.bodies.adopt()
+            self.bodies.drawn()
             if self._progress.epoch != epoch:
                 return
             self._check_length(draws)
             yield from self._run_step(draws, cut, cut.plan(self._progress.cursor, membership))
             if self._progress.epoch != epoch or self.out:
+                self.bodies.drawn()
                 self.phase("user")
                 return
             membership = self.begin("train")

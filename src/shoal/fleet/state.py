@@ -10,7 +10,9 @@ import torch
 
 from shoal.errors import UsageError
 
-FORMAT = 1
+FORMAT = 2
+# Format 1 did not count bodies: those of all epochs that had been trained were taken for completed.
+READ = (1, 2)
 
 
 def child(parent: str, *parts: object) -> str:
@@ -65,6 +67,8 @@ class Progress:
         cursor: samples committed, counted over all epochs; the only position the data has.
         samples: length of the training set, None until the first ``batches``.
         seed: key of the data order.
+        bodies: bodies of ``fleet.epochs`` that have come to their end; between an epoch's last step and
+            the end of its body one less than ``epoch``.
         row: id of the last committed training step, for merging metrics along the lineage.
         mark: of the training set's values, see :mod:`shoal.fleet.data_mark`; empty if there is none.
     """
@@ -75,12 +79,13 @@ class Progress:
     cursor: int = 0
     samples: int | None = None
     seed: int = 0
+    bodies: int = 0
     row: str = ""
     mark: list[float] = field(default_factory=list[float])
 
     @property
     def epoch(self) -> int:
-        """Epochs completed, so also the number of the present one."""
+        """Epochs trained to their end, so also the number of the one to train now."""
         return self.cursor // self.samples if self.samples else 0
 
     def commit(self, *, token: str, cursor: int | None = None) -> None:
@@ -102,15 +107,16 @@ class Progress:
             "cursor": self.cursor,
             "samples": self.samples,
             "seed": self.seed,
+            "bodies": self.bodies,
             "row": self.row,
             "mark": list(self.mark),
         }
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         """The inverse of :meth:`state_dict`. Raises UsageError for another format version."""
-        if values.get("format") != FORMAT:
+        if values.get("format") not in READ:
             raise UsageError(
-                f"state format = {values.get('format')}; this shoal reads format {FORMAT}; "
+                f"state format = {values.get('format')}; this shoal reads formats up to {FORMAT}; "
                 "use the version of shoal that wrote it"
             )
         self.commits = int(values["commits"])
@@ -119,5 +125,6 @@ class Progress:
         self.cursor = int(values["cursor"])
         self.samples = None if values["samples"] is None else int(values["samples"])
         self.seed = int(values["seed"])
+        self.bodies = self.epoch if values["format"] == 1 else int(values["bodies"])
         self.row = str(values["row"])
         self.mark = [float(value) for value in values["mark"]]
