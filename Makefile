@@ -12,7 +12,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[report,examples,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[report,examples,study,dev]'
 	touch $@
 
 demo: install
