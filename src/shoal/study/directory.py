@@ -1,8 +1,8 @@
 """A study's directory: where everything lies, and which of its files says what.
 
-``study.json`` is written once, by whoever starts the study; ``searches/SEARCH/done.N.json`` by the owner of
-claim N when the search is finished; ``engines/CURVE-bB.json`` by the first who measured. All of them
-appear whole, by renaming or linking, and none is written by two processes.
+``study.json`` is written by whoever starts the study, or lets it grow; ``searches/SEARCH/done.N.json``
+by the owner of claim N when the search is finished; ``engines/CURVE-bB.json`` by the first who
+measured. All of them appear whole, by renaming or linking, and none is written by two processes.
 """
 
 from __future__ import annotations
@@ -89,6 +89,10 @@ class StudyDirectory:
             raise UsageError(
                 f"out = {self.path}; it cannot be written ({error.strerror}); give another directory"
             ) from error
+
+    def replace_spec(self, content: Mapping[str, object]) -> None:
+        """Put a grown study in the place of the one it began as."""
+        _replace(self.path / "study.json", {"format": FORMAT, **content})
 
     # -- searches ---------------------------------------------------------------------------------
 
