@@ -10,30 +10,19 @@ counts. Rows of other attempts stay stored and are never mixed in.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
 
 import numpy as np
 
 from shoal.errors import UsageError
+from shoal.ledger import store
 from shoal.study.records import Curve, Goal, Outcome, SearchKey, Trial
-
-
-class MetricColumn(NamedTuple):
-    """One metric of one search, a row per measurement, by trial then step.
-
-    Args:
-        trial: ids.
-        step: optimizer steps.
-        value: float64; NaN and infinities as measured.
-        exact: False where ``value`` is a lower bound.
-    """
-
-    trial: np.ndarray
-    step: np.ndarray
-    value: np.ndarray
-    exact: np.ndarray
+from shoal.study.table_arrays import MetricColumn, SampleOutcomes, StudyArrays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +75,14 @@ class StudyTables:
         searches: those with at least one trial, sorted.
         load: gives one of them.
         load_metric: gives one metric of one of them.
+        load_samples: gives the per-sample outcomes of one of them.
     """
 
     spec: Mapping[str, object]
     searches: Sequence[SearchKey]
     load: Callable[[SearchKey], SearchData]
     load_metric: Callable[[SearchKey, str], MetricColumn]
+    load_samples: Callable[[SearchKey], list[SampleOutcomes]] = lambda key: []
     _read: dict[SearchKey, SearchData] = field(default_factory=dict)
 
     @classmethod
@@ -162,6 +153,64 @@ class StudyTables:
         if key not in self.searches:
             raise KeyError(str(key))
         return self.load_metric(key, metric)
+
+    def samples(self, key: SearchKey) -> list[SampleOutcomes]:
+        """Per-sample outcomes on file for one search, by trial, step and metric.
+
+        Raises:
+            KeyError: the search has no trials.
+        """
+        if key not in self.searches:
+            raise KeyError(str(key))
+        return self.load_samples(key)
+
+
+def read_study(directory: str | os.PathLike[str]) -> StudyTables:
+    """Everything a study has measured so far. Writers may be at work meanwhile.
+
+    Args:
+        directory: the study's.
+
+    Returns:
+        Tables over arrays that are in memory; objects are made per search when asked for.
+
+    Raises:
+        UsageError: it is no directory, a journal is damaged inside (named, with the line), or duckdb is
+            not installed.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise UsageError(
+            f"study = {directory}; there is no such directory; give a study's directory"
+        )
+    arrays = store.with_rows(directory, StudyArrays.fetch)
+
+    def search(key: SearchKey) -> SearchData:
+        places = arrays.keys[key]
+        rows = [arrays.rows[place] for place in places]
+        ending = arrays.endings.get(str(key))
+        return SearchData(
+            key=key,
+            trials=[row.trial for row in rows],
+            curves=[arrays.curve(place) for place in places],
+            outcomes=[row.outcome for row in rows],
+            engines=[row.engine for row in rows],
+            attempts=[row.attempt for row in rows],
+            end=ending.end if ending else None,
+            state=ending.state if ending else None,
+            draws=ending.draws if ending else len(rows),
+        )
+
+    spec: dict[str, object] = {}
+    with contextlib.suppress(FileNotFoundError):
+        spec = json.loads((directory / "study.json").read_text())
+    return StudyTables(
+        spec=spec,
+        searches=sorted(arrays.keys),
+        load=search,
+        load_metric=arrays.metric,
+        load_samples=arrays.samples,
+    )
 
 
 def metric_column(data: SearchData, metric: str) -> MetricColumn:
