@@ -7,6 +7,7 @@ run goes on with the same command.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator
@@ -97,6 +98,9 @@ def begin(directory: StudyDirectory, spec: StudySpec, *, confirm_seeds: int) -> 
     canonical = spec.canonical()
     _ = spec.resolved
     content = {"hash": spec.hash, "confirm_seeds": confirm_seeds, "spec": canonical}
+    if spec.base is not None:
+        # Relative to the directory, so that both can be moved together.
+        content["base"] = os.path.relpath(spec.base, directory.path)
     if directory.begin(content):
         return
     there: Any = directory.spec()
@@ -113,7 +117,7 @@ def begin(directory: StudyDirectory, spec: StudySpec, *, confirm_seeds: int) -> 
     )
 
 
-def open_study(path: Path | str, *, base: Path | None = None) -> tuple[StudyDirectory, StudySpec]:
+def open_study(path: Path | str) -> tuple[StudyDirectory, StudySpec]:
     """A study's directory and spec; neither data nor the user's code is needed.
 
     Raises:
@@ -121,6 +125,7 @@ def open_study(path: Path | str, *, base: Path | None = None) -> tuple[StudyDire
     """
     directory = StudyDirectory(Path(path))
     content: Any = directory.spec()
+    base = directory.path / content["base"] if "base" in content else None
     return directory, spec_from_canonical(content["spec"], base=base)
 
 
@@ -130,7 +135,7 @@ def _in_processes(
     running = Running(directory=directory, spec=spec, processes=processes)
     with (
         _interruptible() as interrupted,
-        Runners(directory.path, processes=processes, base=spec.base) as runners,
+        Runners(directory.path, processes=processes) as runners,
     ):
 
         def looking() -> None:

@@ -50,15 +50,13 @@ class Runners:
     Args:
         directory: the study's.
         processes: how many, >= 1.
-        base: what relative paths in the study's workload start from.
     """
 
-    def __init__(self, directory: Path, *, processes: int, base: Path | None = None) -> None:
+    def __init__(self, directory: Path, *, processes: int) -> None:
         if processes < 1:
             raise UsageError(f"processes = {processes}; a study needs at least 1 runner process")
         self._directory = directory
         self._count = processes
-        self._base = base
         self._runners: list[_Runner] = []
         self._failures = 0
         self._signalled: int | None = None
@@ -116,8 +114,6 @@ class Runners:
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "shoal.study.runner", str(self._directory)]
         command += ["--runner", name, "--parent", str(os.getpid())]
-        if self._base is not None:
-            command += ["--base", str(self._base)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         with log.open("wb") as file:
             process = subprocess.Popen(
