@@ -41,7 +41,8 @@ class Proportional:
 class Constant:
     """The global batch stays at ``samples``; its micro-batches are dealt to whoever is there.
 
-    ``local_batch`` then bounds the samples of one forward pass (unless ``micro_batch`` is given).
+    ``local_batch`` then bounds the samples of one forward pass (unless ``micro_batch`` is given). With
+    fewer micro-batches than workers some of these have no share, which is said when it happens.
     """
 
     samples: int
@@ -98,3 +99,26 @@ def batch_policy(policy: BatchPolicy | str) -> BatchPolicy:
     raise UsageError(
         f"batch_policy = {policy!r}; known are proportional, constant:N and capped:N (N in samples)"
     )
+
+
+def idle_workers(global_batch: int, micro_batch: int, workers: int) -> int:
+    """How many of ``workers`` have no share of a step, because it has fewer micro-batches than that."""
+    return max(0, workers - -(-global_batch // micro_batch))
+
+
+def micro_batch_for_all(global_batch: int, workers: int) -> int:
+    """The largest micro-batch that leaves nobody idle; 0 if there are more workers than samples."""
+    if workers == 1:
+        return global_batch
+    return (global_batch - 1) // (workers - 1)
+
+
+def idle_remedy(global_batch: int, workers: int) -> str:
+    """What gives all ``workers`` a share of a step."""
+    micro = micro_batch_for_all(global_batch, workers)
+    if micro == 0:
+        return (
+            f"run at most {global_batch} workers with micro_batch=1, or pass a larger global batch"
+        )
+    smaller = f"{micro} or smaller" if micro > 1 else "1"
+    return f"pass micro_batch={smaller} to fleet.batches to give all workers a share"

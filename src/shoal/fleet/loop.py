@@ -205,6 +205,7 @@ class Loop:
     def _run_step(self, draws: Draws, cut: Batching, plan: StepPlan) -> Iterator[Any]:
         self._stepper.open(plan)
         self._recorder.check_range(self._stepper.rule, plan.nominal)
+        self._recorder.check_idle(plan, cut.micro_batch)
         self.tell("compute", plan)
         for index, (start, stop) in enumerate(plan.pieces):
             upcoming = functools.partial(cut.upcoming, plan, index)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.fleet.batch_policy import idle_remedy, idle_workers
 from shoal.fleet.plan import StepPlan
 from shoal.fleet.state import Progress
 from shoal.fleet.step import Committed
@@ -36,6 +37,7 @@ class Recorder:
         self._events: Journal | None = None
         self._ended: set[str] = set()
         self._known_batches: set[int] = set()
+        self._known_idle: set[int] = set()
         self._standing: dict[str, float | int | str] = {}
         self._pending: list[Change] = []
         self._last_commit = time.time()
@@ -80,6 +82,25 @@ class Recorder:
         text = check_range(rule, global_batch)
         if text is not None:
             print(f"shoal: {text}", file=sys.stderr, flush=True)
+
+    def check_idle(self, plan: StepPlan, micro_batch: int) -> None:
+        """Say, once for each number of workers, that a full step leaves some of them without samples."""
+        workers = plan.membership.workers
+        full = plan.stop - plan.start == plan.nominal
+        if not plan.someone_idle or not full or workers in self._known_idle:
+            return
+        self._known_idle.add(workers)
+        if 0 not in plan.membership.ranks:
+            return
+        idle = idle_workers(plan.nominal, micro_batch, workers)
+        pieces = workers - idle
+        print(
+            f"shoal: {idle} of {workers} workers {'has' if idle == 1 else 'have'} no share of a step; a "
+            f"global batch of {plan.nominal} samples is {pieces} micro-batch{'es' * (pieces != 1)} of at "
+            f"most {micro_batch}; {idle_remedy(plan.nominal, workers)}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def phase(self, phase: str) -> None:
         """Tell the supervisor what this worker is doing: the watchdog judges by it who hangs."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from shoal.errors import UsageError
+from shoal.fleet.batch_policy import idle_remedy, idle_workers
 from shoal.fleet.findings import Check, ok, trap, warn
 from shoal.fleet.machine import Machine
 from shoal.fleet.outlook import outlook, policy_of, rule_of
@@ -70,12 +71,11 @@ def batch_checks(config: Config) -> list[Check]:
     else:
         found.append(ok("micro batch", str(micro_batch)))
     dealt = shares(global_batch, micro_batch, workers)
-    idle = sum(not pieces for pieces in dealt)
+    idle = idle_workers(global_batch, micro_batch, workers)
     if idle:
         value = f"{idle} of {workers} workers have none"
         rule = f"{global_batch} samples are {math.ceil(global_batch / micro_batch)} micro-batches"
-        fix = f"run {workers - idle} workers, or make micro_batch smaller"
-        found.append(warn("samples per worker", value, rule, fix))
+        found.append(warn("samples per worker", value, rule, idle_remedy(global_batch, workers)))
     passes = max(len(pieces) for pieces in dealt)
     text = f"{passes} micro-batches a step" if passes > 1 else "none, one micro-batch a step"
     found.append(ok("accumulation", text))
