@@ -37,6 +37,8 @@ _ORDER = {
 }
 _PART = re.compile(r"(?:trial|eval|outcome|search|samples)-(\d+)-[0-9a-f]+\.parquet")
 
+_UNFINISHED = re.compile(r"\.(?:manifest\.(\d+)\.json|views\.sql)\.\d+\.[0-9a-f]+")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Compaction:
@@ -70,18 +72,28 @@ def compact(directory: str | os.PathLike[str], *, archive: bool = False) -> Comp
     before = store.newest_manifest(directory)
     with store.fresh_rows(directory, before) as (connection, fresh):
         if not fresh:
-            _write_views(directory)
-            archived = _archive(directory, before) if archive else 0
+            archived = _tidy(directory, before, archive)
             return Compaction(number=before.number, rows=0, archived=archived)
         after, rows = _write_parts(connection, directory, before, fresh)
     if not _commit(directory, after):
         _remove_parts(directory, set(_names(after)) - set(_names(before)))
         newest = store.newest_manifest(directory)
         return Compaction(number=newest.number, rows=0, overtaken=True)
+    archived = _tidy(directory, after, archive)
+    return Compaction(number=after.number, rows=rows, archived=archived)
+
+
+def _tidy(directory: Path, manifest: Manifest, archive: bool) -> int:
+    """What follows a manifest that counts; also what an earlier compaction was killed before.
+
+    Returns:
+        How many journals were compressed.
+    """
+    if manifest.number == 0:
+        return 0
     _write_views(directory)
     _remove_superseded(directory)
-    archived = _archive(directory, after) if archive else 0
-    return Compaction(number=after.number, rows=rows, archived=archived)
+    return _archive(directory, manifest) if archive else 0
 
 
 def _write_parts(
@@ -133,10 +145,10 @@ def _commit(directory: Path, manifest: Manifest) -> bool:
     fresh = store.write_whole(path, json.dumps(content, indent=1))
     try:
         os.link(fresh, path)
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):
         return False
     finally:
-        fresh.unlink()
+        fresh.unlink(missing_ok=True)
     # A slow process may have linked a number that was in use long ago and is gone by now.
     return store.newest_manifest(directory).number == manifest.number
 
@@ -145,14 +157,13 @@ def _write_views(directory: Path) -> None:
     """``views.sql`` for the newest manifest, also if it changes meanwhile."""
     while True:
         manifest = store.newest_manifest(directory)
-        if manifest.number == 0:
-            return
         text = views(manifest)
         path = directory / "tables" / "views.sql"
         with contextlib.suppress(FileNotFoundError):
             if path.read_text() == text:
                 return
-        store.write_whole(path, text).rename(path)
+        with contextlib.suppress(FileNotFoundError):  # tidied away by another compaction
+            store.write_whole(path, text).rename(path)
         if store.newest_manifest(directory).number == manifest.number:
             return
 
@@ -183,6 +194,9 @@ def _remove_superseded(directory: Path) -> None:
         match = _PART.fullmatch(path.name)
         if match and path.name not in kept and int(match[1]) <= newest.number:
             old.add(path.name)
+        match = _UNFINISHED.fullmatch(path.name)
+        if match and int(match[1] or 0) <= newest.number:
+            old.add(path.name)
     _remove_parts(directory, old)
     for number in store.manifest_numbers(directory):
         if number < newest.number:
@@ -211,6 +225,8 @@ def _archive(directory: Path, manifest: Manifest) -> int:
                 size = os.fstat(file.fileno()).st_size
             if manifest.covered.get(identity) != size:
                 continue
+            for unfinished in path.parent.glob(f".{path.stem}.*.jsonl.gz.*"):
+                unfinished.unlink(missing_ok=True)
             target = path.with_name(f"{path.stem}.{identity}.{size}.jsonl.gz")
             fresh = path.with_name(f".{target.name}.{os.getpid()}")
             try:

@@ -209,6 +209,8 @@ def fresh_rows(
         connection = connect(temporary)
         try:
             _parse(connection, fresh, copies)
+            for copy in copies:
+                copy.unlink()
             yield connection, fresh
         finally:
             connection.close()
