@@ -85,7 +85,8 @@ def over_dataset(
         return membership
 
     def payload(begin: int, stop: int) -> bytes:
-        return compute(to_device(draws.fetch(begin, stop), loop.device), stop - begin)
+        with loop.replica.stepper.buffers.kept():
+            return compute(to_device(draws.fetch(begin, stop), loop.device), stop - begin)
 
     with loop.evaluating(), evaluating(model):
         try:

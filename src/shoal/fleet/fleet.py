@@ -25,6 +25,7 @@ from shoal.fleet.evaluate import (
     unknown_metrics,
     unknown_predictions,
 )
+from shoal.fleet.guards import check_parameters
 from shoal.fleet.loop import Loop
 from shoal.fleet.plan import Batching
 from shoal.fleet.record import Recorder
@@ -348,7 +349,13 @@ class Fleet:
         progress = self._progress
         resumed = self._replica.resumed_from == progress.step > 0
         self._training_set.check(cut.samples, resumed=resumed)
-        self._stepper.check_parameters()
+        stepper = self._stepper
+        check_parameters(
+            self._model,
+            stepper.optimizer,
+            known=stepper.reducer.parameters,
+            groups=len(stepper.base_lrs),
+        )
         self._replica.check_batching(
             {
                 "local_batch": cut.local_batch,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from shoal.errors import UsageError
 
@@ -70,6 +71,35 @@ class OptimizerGuard:
     def close(self) -> None:
         """Remove the guard."""
         self._hook.remove()
+
+
+def check_parameters(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    known: Sequence[nn.Parameter],
+    groups: int,
+) -> None:
+    """Make sure that the parameters to train are those the fleet began with.
+
+    Args:
+        known: the parameters that are exchanged.
+        groups: the number of the optimizer's parameter groups at ``shoal.init``.
+
+    Raises:
+        UsageError: a parameter was unfrozen, or a parameter group added, since ``shoal.init``.
+    """
+    exchanged = set(known)
+    if any(p.requires_grad and p not in exchanged for p in model.parameters()):
+        raise UsageError(
+            "model = a parameter requires a gradient now and did not at shoal.init; it would not be "
+            "exchanged; unfreeze before shoal.init, or set its group's lr to 0 until it is to train"
+        )
+    if len(optimizer.param_groups) != groups:
+        raise UsageError(
+            f"optimizer = {len(optimizer.param_groups)} parameter groups, but {groups} at shoal.init; add "
+            "all groups before shoal.init"
+        )
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> list[float]:

@@ -56,7 +56,9 @@ def init(
     """Make this process a worker of a fleet: alone by itself, or of the run that ``shoal run`` started.
 
     Args:
-        model: the replica; moved to ``device``. Its BatchNorm layers take the fleet's forward.
+        model: the replica; moved to ``device``. Its BatchNorm layers take the fleet's forward. Other
+            persistent buffers are kept equal: a step that changes one on any worker makes all of them
+            take over rank 0's (see :mod:`shoal.fleet.buffers`).
         optimizer: one torch optimizer over the model's parameters; its lr is the base learning rate,
             tuned at the scaling rule's reference batch.
         scaling: how the learning rate follows the global batch; default ``Unscaled()``.

@@ -20,6 +20,7 @@ class StepPlan:
         start, stop: the step's samples as positions of the cursor.
         nominal: the nominal global batch in samples.
         pieces: this process's micro-batches as (start, stop) positions, in order.
+        shares: how many of them belong to each of the ranks that this process plays.
         rounds: the largest number of micro-batches any worker has.
         someone_idle: whether some worker has no samples in this step.
     """
@@ -29,6 +30,7 @@ class StepPlan:
     stop: int
     nominal: int
     pieces: tuple[tuple[int, int], ...]
+    shares: tuple[int, ...]
     rounds: int
     someone_idle: bool
 
@@ -64,6 +66,7 @@ class Batching:
                 for rank in membership.ranks
                 for m in dealt[rank]
             ),
+            shares=tuple(len(dealt[rank]) for rank in membership.ranks),
             rounds=max(len(pieces) for pieces in dealt),
             someone_idle=any(not pieces for pieces in dealt),
         )

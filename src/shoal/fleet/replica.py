@@ -121,6 +121,7 @@ class Replica:
             self._learned = ("", "")
             return
         self.stepper.norm.mark()
+        self.stepper.buffers.mark()
         self.progress.commits = 0
         self.progress.lineage = uuid.uuid4().hex[:16]
 
@@ -203,6 +204,7 @@ class Replica:
         except (ValueError, KeyError) as error:
             raise UsageError(f"optimizer = does not fit the state: {error}") from error
         self.stepper.norm.mark()
+        self.stepper.buffers.mark()
         self._adopt_rates([float(lr) for lr in values["base_lrs"]])
         held = values["rule"]["state"]
         self.stepper.rule_state = None if held is None else rule.from_dict(held)

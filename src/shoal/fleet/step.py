@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.errors import DivergedError, ExchangeFailed, UsageError
+from shoal.fleet.buffers import ModelBuffers
 from shoal.fleet.exact import ExactGradients
 from shoal.fleet.guards import OptimizerGuard
 from shoal.fleet.noise import NoiseMeter
@@ -73,6 +75,7 @@ class Stepper:
         self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self.rule_state: Any = None
         self.norm = RunningStatistics(model)
+        self.buffers = ModelBuffers(model, self.norm)
         self.norm_sync = norm_sync
         if norm_sync is not None:
             layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
@@ -107,12 +110,16 @@ class Stepper:
             momentum=_momentum(self.optimizer),
             epoch_samples=self.progress.samples or 1,
         )
-        self._slots = FIXED_SLOTS + len(self.reducer.parameters) + self.norm.slots
+        self._norm_start = FIXED_SLOTS + len(self.reducer.parameters)
+        self._buffer_start = self._norm_start + self.norm.slots
+        self._slots = self._buffer_start + self.buffers.slots
         self._flags = self.world.flag_slots
         self.reducer.begin(
             self._slots + self._flags, overlap=not (self._noise or self._exact or self.norm_sync)
         )
         self.norm.begin()
+        self.buffers.begin()
+        self._pieces_done = 0
         if self._exact is not None:
             self._exact.zero()
         if self.norm_sync is not None:
@@ -144,6 +151,8 @@ class Stepper:
         if self.norm_sync is not None:
             self.norm_sync.piece_done()
         moved = self.norm.after_piece(samples / total) if self.norm.size else None
+        if self.buffers.slots:
+            self._end_rank(self._plan.shares)
         if self._noise is not None:
             self._sums[SQUARES] += self._noise.weighted_square(
                 samples=samples, weight=weight, total=total
@@ -163,11 +172,12 @@ class Stepper:
             self.norm_sync.phantom(self._plan.rounds)
         self._sums[VOID] = float(void)
         header = self.reducer.header
-        used = FIXED_SLOTS + len(self.reducer.parameters)
         mine = torch.tensor([*self._sums, *self.reducer.used], dtype=torch.float32)
-        header[:used].copy_(mine)
+        header[: self._norm_start].copy_(mine)
         if self.norm.size:
-            self.norm.write(header[used : self._slots])
+            self.norm.write(header[self._norm_start : self._buffer_start])
+        if self.buffers.slots:
+            self.buffers.write(header[self._buffer_start : self._slots])
         if self._flags:
             flags = torch.zeros(self._flags)
             self.world.write_flags(flags)
@@ -230,6 +240,8 @@ class Stepper:
         good = self.conclude()
         if good and self._plan is not None and self._plan.someone_idle:
             good = self._share_clipping()
+        if good and self.buffers.slots:
+            good = self._agree_on_buffers()
         if self._summed is None or self._failed:
             self.world.settle(None)
             self._abandon()
@@ -264,24 +276,6 @@ class Stepper:
         """Give the step up where nobody else takes part in it."""
         self.world.settle(None)
         self._abandon()
-
-    def check_parameters(self) -> None:
-        """Make sure that the parameters to train are those the fleet began with.
-
-        Raises:
-            UsageError: a parameter was unfrozen, or a parameter group added, since ``shoal.init``.
-        """
-        known = set(self.reducer.parameters)
-        if any(p.requires_grad and p not in known for p in self.model.parameters()):
-            raise UsageError(
-                "model = a parameter requires a gradient now and did not at shoal.init; it would not be "
-                "exchanged; unfreeze before shoal.init, or set its group's lr to 0 until it is to train"
-            )
-        if len(self.optimizer.param_groups) != len(self.base_lrs):
-            raise UsageError(
-                f"optimizer = {len(self.optimizer.param_groups)} parameter groups, but {len(self.base_lrs)} "
-                "at shoal.init; add all groups before shoal.init"
-            )
 
     # -- parts of it ----------------------------------------------------------------------------
 
@@ -326,6 +320,7 @@ class Stepper:
 
     def _abandon(self) -> None:
         self.norm.abandon()
+        self.buffers.abandon()
         self._over()
 
     def _over(self) -> None:
@@ -340,7 +335,7 @@ class Stepper:
 
     def _used_mask(self) -> list[bool]:
         assert self._summed is not None
-        marks = self._summed[FIXED_SLOTS : FIXED_SLOTS + len(self.reducer.parameters)]
+        marks = self._summed[FIXED_SLOTS : self._norm_start]
         return [mark > 0 for mark in marks]
 
     def _used_parameters(self) -> list[nn.Parameter]:
@@ -351,14 +346,32 @@ class Stepper:
         if not self.norm.size:
             return
         assert self._plan is not None and self._summed is not None
-        start = FIXED_SLOTS + len(self.reducer.parameters)
-        header = self.reducer.header
+        header, start = self.reducer.header, self._norm_start
         moved = header[start : start + self.norm.size]
         if self._exact is not None:
             moved = self._exact.read_moved(torch.empty_like(self.norm.flat))
-        touched = header[start + self.norm.size : self._slots]
+        touched = header[start + self.norm.size : self._buffer_start]
         alone = self._plan.membership.workers == 1 and self._exact is None
         self.norm.commit(moved, touched, alone=alone and len(self._plan.pieces) == 1)
+
+    def _end_rank(self, shares: tuple[int, ...]) -> None:
+        """Where this process plays several ranks, each of them begins with the agreed buffers."""
+        self._pieces_done += 1
+        ends = [end for end, share in zip(accumulate(shares), shares, strict=True) if share]
+        if len(shares) > 1 and self._pieces_done in ends:
+            done = self._pieces_done
+            self.buffers.rank_done(first=done == ends[0], last=done == ends[-1])
+
+    def _agree_on_buffers(self) -> bool:
+        assert self._plan is not None and self._summed is not None
+        marks = self._summed[self._buffer_start : self._slots]
+        try:
+            speaks = 0 in self._plan.membership.ranks
+            self.buffers.agree(marks, self.world.all_reduce, speaks=speaks)
+        except ExchangeFailed:
+            self._failed = True
+            return False
+        return True
 
     def _share_clipping(self) -> bool:
         """Tell workers without samples, whose loop did not run, how the others clipped."""
