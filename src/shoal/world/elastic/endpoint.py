@@ -21,8 +21,8 @@ from shoal.errors import ShoalError, UsageError
 TOKEN_HEADER = "X-Shoal-Token"
 BYTE_ORDER = "byte order"
 SOURCE = "shoal source"
-# The rooms whose code decides what workers exchange, and in which order.
-_EXCHANGING = ("data", "fleet", "scaling", "sync", "world")
+# Where the code is that decides what workers exchange, and in which order.
+_EXCHANGING = ("data", "fleet", "scaling", "sync", "world", "world/elastic")
 PATIENCE_SECONDS = 10.0  # a reply later than this: the connection is given up and opened again
 
 
@@ -59,7 +59,7 @@ def source_digest() -> str:
     package = Path(__file__).parents[2]
     word = hashlib.blake2b(digest_size=4)
     for room in _EXCHANGING:
-        for path in sorted((package / room).rglob("*.py")):
+        for path in sorted((package / room).glob("*.py")):
             word.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     return word.hexdigest()
 
