@@ -4,9 +4,9 @@
     equivalent     the 90 % interval of the ratio lies inside [1/1.25, 1.25]
     not resolved   neither; with how many repeats it would take
 
-A ratio can be significantly different from 1 and yet within the margin; then it is called different, and
-``is_within_margin`` says the rest. Curves searched with unequal budgets are refused: the better of 100 trials beats
-the better of 50. Shapes are compared after dividing by the fitted E_min, not by S at one noisy batch.
+A ratio can differ from 1 significantly and yet lie within the margin; then it is called different, and
+``is_within_margin`` says the rest. Curves searched with unequal budgets are refused: the best of 100
+trials beats the best of 50. Shapes are compared after dividing by the fitted E_min, not by S at one batch.
 
 Source: section 9.10 of the project's notes on Shallue et al. 2019; the two-sided equivalence test is
 Schuirmann's (1987), with the 1.25 of bioequivalence.
