@@ -26,10 +26,15 @@ from shoal.errors import UsageError
 _BELOW_ONE = 1 - 2.0**-53
 
 
-def _check_ends(scale: str, low: float, high: float) -> None:
+def _check_ends(scale: str, low: float, high: float, *, whole: bool = False) -> None:
     for name, value in (("min", low), ("max", high)):
         if not math.isfinite(value):
             raise UsageError(f"{name} = {value}; a {scale} range has finite ends; give a number")
+    for name, value in (("min", low), ("max", high)):
+        if whole and value != int(value):
+            raise UsageError(
+                f"{name} = {value}; an {scale} range has whole ends; round it or use the linear scale"
+            )
     if low >= high:
         raise UsageError(
             f"min = {low:g}, max = {high:g}; a {scale} range needs min < max; swap them, or move a value "
@@ -175,12 +180,9 @@ class Integer:
     log: bool = False
 
     def __post_init__(self) -> None:
-        for name, end in (("min", self.min), ("max", self.max)):
-            if math.isfinite(end) and end != int(end):
-                raise UsageError(
-                    f"{name} = {end}; an integer range has whole ends; round it or use the linear scale"
-                )
-        _check_ends(self.kind, self.min, self.max)
+        _check_ends(self.kind, self.min, self.max, whole=True)
+        object.__setattr__(self, "min", int(self.min))
+        object.__setattr__(self, "max", int(self.max))
         if self.log and self.min < 1:
             raise UsageError(f"min = {self.min}; a log range is positive; use at least 1")
 
