@@ -112,6 +112,36 @@ def test_a_run_that_stops_does_not_let_workers_begin(place):
     until(worker.leave_requested, "the news")
 
 
+def test_who_is_asked_to_leave_at_the_barrier_does_not_begin_and_is_not_waited_for(place):
+    one = place(start=3)
+    first, second, third = (one.worker() for _ in range(3))
+    entered = threading.Event()
+    waiting = threading.Thread(target=lambda: (first.ready(), entered.set()))
+    waiting.start()
+    until(lambda: one.roster.get("w0").at_barrier, "w0 at the barrier")
+    threading.Timer(0.1, lambda: one.call("leave", name="w1")).start()
+    with pytest.raises(ResumableStop):
+        second.ready()
+    assert one.roster.news("w1")["turned_back"]
+    assert not entered.is_set()
+    assert one.roster.resize(1) == (2, 1)  # w2, which has not come to the barrier
+    waiting.join(10)
+    assert entered.is_set()
+    with pytest.raises(ResumableStop):
+        third.ready()  # though it is open
+    one.roster.stop()
+    assert not one.roster.news("w1")["turned_back"]  # the run can be resumed with it
+
+
+def test_who_has_trained_is_not_turned_back():
+    roster = Roster(start=2)
+    for name in ("w0", "w1"):
+        roster.add()
+        roster.progress(name, {"commits": 3}, 0.0)
+    roster.ask_to_leave("w1")
+    assert not roster.news("w1")["turned_back"]
+
+
 def test_after_the_loss_of_all_that_trained_the_barrier_gathers_anew():
     roster = Roster(start=2)
     for name in ("w0", "w1"):
@@ -382,7 +412,14 @@ def test_another_machine_is_given_names_and_told_whom_to_kill(place):
         ("x2", "worker_joined"),
     ]
     one.roster.get("x2").killed = "hang"
-    assert one.call("orders", names=["x1", "x2", "x9"]) == {"kill": ["x2"], "stopping": False}
+    one.call("leave", name="x1")
+    assert one.call("orders", names=["x1", "x2", "x9"]) == {
+        "kill": ["x2"],
+        "end": ["x1"],  # it has not said hello
+        "stopping": False,
+    }
+    one.call("hello", name="x1", pid=7, host="far", versions=versions())
+    assert one.call("orders", names=["x1", "x2", "x9"])["end"] == []
     one.call("exited", name="x2", code=-9)
     assert not one.roster.get("x2").alive
 

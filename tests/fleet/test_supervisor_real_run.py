@@ -12,6 +12,7 @@ import pytest
 from supervised import Run, until
 
 from shoal.cli import main
+from shoal.errors import UsageError
 from shoal.fleet.supervisor.rundir import find_control
 from shoal.ledger.journal import read
 
@@ -203,3 +204,28 @@ def test_only_who_hangs_is_killed(run, tmp_path):
         "w2": (-9, "hang"),
         "w3": (0, "finished"),
     }
+
+
+def test_who_waits_to_be_let_in_and_is_not_needed_any_more_never_joins(run):
+    more = (
+        "def between(epoch):\n"
+        "    while epoch == 1 and not (here / 'on').exists():\n"
+        "        time.sleep(0.05)\n"
+    )
+    one = run(script(4, more), "--workers", "1")
+
+    def is_between():
+        try:
+            (w0,) = one.control("status")["members"]
+        except (UsageError, OSError, ValueError):
+            return False  # not up yet
+        return (w0.get("phase"), w0.get("epoch")) == ("user", 2)
+
+    until(is_between, "w0 between two epochs")
+    assert main(["resize", str(one.run_dir), "2"]) == 0
+    until(lambda: one.control("watch", name="w0", seen=-1)["joins"], "w1 at the door")
+    assert main(["resize", str(one.run_dir), "1"]) == 0
+    until(lambda: codes(one) == {"w1": (0, "left")}, "the end of w1")
+    (one.directory / "on").touch()
+    summary = finished(one, 4, "w0")
+    assert summary["events"] == []

@@ -87,8 +87,10 @@ class Verbs:
         return self._roster.news(name)
 
     def _ready(self, body: Body) -> Reply:
-        is_open = self._roster.wait_ready(_text(body, "name"), WATCH_SECONDS)
-        return {"open": is_open, "stopping": self._roster.stopping}
+        name = _text(body, "name")
+        is_open = self._roster.wait_ready(name, WATCH_SECONDS)
+        stopping = self._roster.stopping or self._roster.turned_back(name)
+        return {"open": is_open, "stopping": stopping}
 
     def _announce(self, body: Body) -> Reply:
         self._roster.knock(_text(body, "name"), _integer(body, "knocks"))
@@ -143,8 +145,8 @@ class Verbs:
         names = body.get("names")
         if not isinstance(names, list):
             raise BadRequest(400, "orders takes names, a list")
-        kill = self._roster.orders([str(name) for name in names])
-        return {"kill": kill, "stopping": self._roster.stopping}
+        kill, end = self._roster.orders([str(name) for name in names])
+        return {"kill": kill, "end": end, "stopping": self._roster.stopping}
 
     def _check_versions(self, body: Body) -> None:
         theirs = body.get("versions")

@@ -63,7 +63,7 @@ def classify(member: Member, code: int, *, stopping: bool, others_train: bool) -
         return Ending(reason="user-error", stop_code=None if newcomer else USER_ERROR)
     if code == SUCCESS:
         return Ending(reason="finished" if member.leave is None else "left")
-    if member.leave is not None and code == RESUMABLE:
+    if member.leave is not None and code in (RESUMABLE, -signal.SIGTERM):
         return Ending(reason="left")
     if code == RESUMABLE:
         return Ending(

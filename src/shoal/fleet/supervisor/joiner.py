@@ -8,6 +8,7 @@ import os
 import platform
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -99,6 +100,7 @@ class Joiner:
         self._nursery = Nursery(settings.python)
         self._processes: dict[str, Process] = {}
         self._slots: dict[str, int] = {}
+        self._unneeded: set[str] = set()  # ended before they had begun
         self._notice = NoticeFile(settings.notice_file)
         self._restarts_left = settings.max_restarts
         self._kill_at: float | None = None
@@ -190,12 +192,20 @@ class Joiner:
             return
         self._answered_at = now
         self._stopping = self._stopping or reply.get("stopping") is True
-        kill = reply.get("kill")
-        for name in kill if isinstance(kill, list) else []:
-            if name in self._processes:
-                self._processes[name].kill()
+        for name in self._named(reply, "kill"):
+            self._processes[name].kill()
+        for name in self._named(reply, "end"):
+            self._unneeded.add(name)
+            self._processes[name].send(signal.SIGTERM)
         for name in self._processes:
             self._forward(name)
+
+    def _named(self, reply: Mapping[str, object], key: str) -> list[str]:
+        """The workers of this machine that an order names."""
+        names = reply.get(key)
+        return (
+            [name for name in names if name in self._processes] if isinstance(names, list) else []
+        )
 
     def _reap(self) -> None:
         for name, process in list(self._processes.items()):
@@ -210,7 +220,8 @@ class Joiner:
                 self._client.call("exited", {"name": name, "code": code})
             except (OSError, Refused):
                 self._say(f"{name}: its end could not be reported")
-            self._after_end(process, code)
+            if name not in self._unneeded:
+                self._after_end(process, code)
 
     def _forward(self, name: str) -> None:
         if self._forwarder is not None:

@@ -204,8 +204,8 @@ class Supervisor:
 
     def _dismiss_unstarted(self) -> None:
         """End those that are to leave before they have said hello: they have no state to save."""
-        for member in self.roster.alive() if self.roster.stopping else []:
-            if member.hello is None:
+        for member in self.roster.alive():
+            if member.is_unneeded:
                 self._crew.terminate(member.name)
 
     def _kill_hung(self, now: float) -> None:
@@ -266,7 +266,14 @@ class Supervisor:
             "stopping": self.roster.stopping,
             "step": max((number(m.row, "step", 0) for m in alive), default=0),
             "members": [
-                {"name": m.name, "host": m.host, "pid": m.pid, "code": m.code, **m.row}
+                {
+                    "name": m.name,
+                    "host": m.host,
+                    "pid": m.pid,
+                    "code": m.code,
+                    "at_barrier": m.at_barrier,
+                    **m.row,
+                }
                 for m in members
             ],
         }

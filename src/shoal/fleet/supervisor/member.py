@@ -41,6 +41,11 @@ class Member:
         return self.alive and self.leave is None and self.killed is None
 
     @property
+    def is_unneeded(self) -> bool:
+        """Asked to leave before it has said hello: it has no state to save, and cannot hear of it."""
+        return self.alive and self.leave is not None and self.hello is None
+
+    @property
     def commits(self) -> float:
         """Exchanges its state went through, as reported; -1 before the first report."""
         return number(self.row, "commits", -1)

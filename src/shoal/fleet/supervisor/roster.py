@@ -175,16 +175,24 @@ class Roster:
             return True
 
     def wait_ready(self, name: str, seconds: float) -> bool:
-        """Stand at the start barrier for at most ``seconds``; whether it is open."""
+        """Stand at the start barrier for at most ``seconds``; whether this worker may pass it."""
         with self._changed:
             member = self._members.get(name)
             if member is not None and not member.at_barrier:
                 member.at_barrier = True
                 self._touch()
             end = self._clock() + seconds
-            while not self._is_open() and not self.stopping and self._clock() < end:
-                self._changed.wait(min(0.5, max(0.0, end - self._clock())))
-            return self._is_open()
+            while not (self._is_open() or self.stopping or self._is_turned_back(member)):
+                left = end - self._clock()
+                if left <= 0:
+                    break
+                self._changed.wait(min(0.5, left))
+            return self._is_open() and not self._is_turned_back(member)
+
+    def turned_back(self, name: str) -> bool:
+        """Whether a worker was asked to leave before it took part in a run that goes on."""
+        with self._changed:
+            return self._is_turned_back(self._members.get(name))
 
     def knock(self, name: str, knocks: int) -> None:
         """A worker knocked; ``knocks`` is how often by now."""
@@ -259,14 +267,14 @@ class Roster:
 
     # ---- what the supervisor and the command line ask ------------------------------------------
 
-    def ask_to_leave(self, name: str, *, replace: bool = False) -> bool:
-        """Ask one worker to leave in order; without ``replace`` the fleet is then one smaller."""
+    def ask_to_leave(self, name: str) -> bool:
+        """Ask one worker to leave in order; the fleet is then one smaller."""
         with self._changed:
             member = self._members.get(name)
             if member is None or not member.staying:
                 return False
             member.leave = self._clock()
-            if not replace and not member.host:
+            if not member.host:
                 self.wanted_local = max(0, self.wanted_local - 1)
             self._touch()
             return True
@@ -316,11 +324,13 @@ class Roster:
             self.wanted_local = max(0, self.wanted_local + workers)
             self._touch()
 
-    def orders(self, names: list[str]) -> list[str]:
-        """Which of these workers on another machine are to be killed there."""
+    def orders(self, names: list[str]) -> tuple[list[str], list[str]]:
+        """Which of these workers on another machine are to be killed there, and which to be ended."""
         with self._changed:
-            members = [self._members.get(name) for name in names]
-            return [m.name for m in members if m is not None and m.alive and m.killed is not None]
+            known = [self._members.get(name) for name in names]
+            members = [m for m in known if m is not None and m.alive]
+            kill = [m.name for m in members if m.killed is not None]
+            return kill, [m.name for m in members if m.is_unneeded and m.killed is None]
 
     def set_marks(self, step: float | None, samples: float | None) -> None:
         """The step and the number of samples at which workers should report without delay."""
@@ -339,6 +349,7 @@ class Roster:
                 "joins": sum(m.knocks for m in others),
                 "trained": any(self._is_trained(m) for m in others),
                 "leave": member is None or member.leave is not None,
+                "turned_back": self._is_turned_back(member),
                 "mark_step": self._marks[0],
                 "mark_samples": self._marks[1],
                 "coordinator": self.coordinator,
@@ -374,13 +385,21 @@ class Roster:
         silent = self._clock() - (member.heard or 0.0)
         return not member.host or silent < REMOTE_SILENCE_SECONDS
 
+    def _is_turned_back(self, member: Member | None) -> bool:
+        if member is None or member.leave is None or self.stopping:
+            return False
+        return member.commits <= 0
+
     def _is_open(self) -> bool:
         """Once open, the barrier stays open until the whole fleet is lost."""
         if self._gather_from is None:
             return True
-        waiting = sum(m.alive and m.at_barrier for m in self._members.values())
+        staying = [m for m in self._members.values() if m.staying]
+        waiting = sum(m.at_barrier for m in staying)
+        # Fewer are wanted by now when some were asked to leave, or given up.
+        wanted = self.wanted_local + sum(m.host != "" for m in staying)
         late = self._clock() - self._gather_from > self._gather_seconds
-        if waiting >= self._gather or (late and waiting):
+        if waiting >= max(1, min(self._gather, wanted)) or (late and waiting):
             self._gather_from = None
             self._changed.notify_all()
         return self._gather_from is None

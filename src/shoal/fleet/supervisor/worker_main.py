@@ -23,6 +23,7 @@ PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "SHOAL_PARENT_PID"
 # Ends that say all there is to say; any other error, of shoal's too, is a defect and is traced.
 ONE_LINE_ERRORS = ("UsageError", "DivergedError", "ResumableStop")
+RESUMABLE = 75
 # To the supervisor a non-finite loss, which all workers stop for, is not any failure; it exits with 1.
 DIVERGED = 65
 
@@ -49,6 +50,24 @@ def own_error(error: BaseException) -> int | None:
     return None
 
 
+def was_turned_back() -> bool:
+    """Whether the supervisor asked this worker to leave before it took part in a run that goes on."""
+    try:
+        # Whatever raised an error of shoal's has imported it, and this is on the standard library alone.
+        from shoal.errors import ShoalError
+        from shoal.world.elastic.endpoint import ControlClient
+    except ImportError:
+        return False
+    name = os.environ["SHOAL_WORKER"]
+    try:
+        client = ControlClient(os.environ["SHOAL_CONTROL"], os.environ["SHOAL_TOKEN"])
+        news = client.call("watch", {"name": name, "seen": -1})
+        client.close()
+    except (OSError, ShoalError):
+        return False
+    return news.get("turned_back") is True
+
+
 def below_this_file(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames that start the script."""
     while trace is not None:
@@ -72,6 +91,9 @@ def main(script: str, arguments: list[str]) -> int:
             trace = below_this_file(error.__traceback__)
             traceback.print_exception(type(error), error, trace)
             return 1
+        if status == RESUMABLE and was_turned_back():
+            print("shoal: asked to leave before this worker took part", file=sys.stderr, flush=True)
+            return 0
         print(f"shoal: {error}", file=sys.stderr, flush=True)
         return status
     return 0
