@@ -5,139 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from shoal.errors import UsageError
+from shoal.study.curve_spec import OPTIMIZERS, CurveSpec, OptimizerName
 from shoal.study.grid import Grid
 from shoal.study.records import Budget, Goal, SearchKey, hardest
-from shoal.study.schedule import SCHEDULE_PARAMETERS, ScheduleName
-from shoal.study.space import LIMITS, Space
 from shoal.study.workload import Workload, load_workload
+
+__all__ = ["FORMAT", "OPTIMIZERS", "CurveSpec", "OptimizerName", "StudySpec", "canonical_json"]
 
 FORMAT = 1
 """Of the canonical spec and of what an address is made of; raised when either changes meaning."""
 
-OptimizerName = Literal["sgd", "heavy_ball", "nesterov", "adamw"]
-
-OPTIMIZERS: Mapping[str, Mapping[str, float | None]] = {
-    "sgd": {"lr": None, "weight_decay": 0.0},
-    "heavy_ball": {"lr": None, "momentum": None, "weight_decay": 0.0},
-    "nesterov": {"lr": None, "momentum": None, "weight_decay": 0.0},
-    "adamw": {"lr": None, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01},
-}
-"""By optimizer, its parameters and their values where neither searched nor fixed; None: must be given."""
-
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurveSpec:
-    """One curve: an optimizer, what is searched for it, and what is not.
-
-    The optimizers are torch's: with g the gradient of the mean loss plus ``weight_decay`` w,
-
-        sgd          w <- w - lr g
-        heavy_ball   v <- momentum v + g,  w <- w - lr v
-        nesterov     v <- momentum v + g,  w <- w - lr (g + momentum v)
-        adamw        Adam with decoupled ``weight_decay``
-
-    Args:
-        optimizer: one of :data:`OPTIMIZERS`.
-        space: what is searched, one space for all batch sizes.
-        spaces: other spaces for single batch sizes, of the same parameters; to recentre one.
-        schedule: ``"constant"``, or ``"linear_decay"`` with ``decay_steps`` and ``end_factor`` among the
-            parameters.
-        fixed: parameters that are not searched.
-
-    Raises:
-        UsageError: an optimizer, schedule or parameter that does not exist; one that is missing, given
-            twice or outside its limits; spaces of different parameters.
-    """
-
-    optimizer: OptimizerName
-    space: Space
-    spaces: Mapping[int, Space] = field(default_factory=dict[int, Space])
-    schedule: ScheduleName = "constant"
-    fixed: Mapping[str, float] = field(default_factory=dict[str, float])
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise UsageError(
-                f"optimizer = {self.optimizer!r}; known are {', '.join(OPTIMIZERS)}; choose one"
-            )
-        if self.schedule not in SCHEDULE_PARAMETERS:
-            raise UsageError(
-                f"schedule = {self.schedule!r}; known are {', '.join(SCHEDULE_PARAMETERS)}; choose one"
-            )
-        object.__setattr__(self, "fixed", dict(self.fixed))
-        object.__setattr__(self, "spaces", dict(sorted(self.spaces.items())))
-        for batch, space in self.spaces.items():
-            if list(space) != list(self.space):
-                raise UsageError(
-                    f"spaces[{batch}] = parameters {list(space)}; every batch size searches the same "
-                    f"parameters in the same order, here {list(self.space)}; list all of them"
-                )
-        self._check_parameters()
-
-    @property
-    def defaults(self) -> dict[str, float | None]:
-        """Every parameter a trial of this curve has; None where it must be searched or fixed."""
-        wanted: dict[str, float | None] = dict(OPTIMIZERS[self.optimizer])
-        return wanted | dict.fromkeys(SCHEDULE_PARAMETERS[self.schedule])
-
-    def space_at(self, global_batch: int) -> Space:
-        """What is searched at one batch size."""
-        return self.spaces.get(global_batch, self.space)
-
-    def parameters(self, global_batch: int, unit: tuple[float, ...]) -> dict[str, float]:
-        """All parameters of the trial at ``unit``: searched, fixed and default ones."""
-        given = dict(self.fixed) | self.space_at(global_batch).parameters(unit)
-        found = {name: given.get(name, value) for name, value in self.defaults.items()}
-        return {name: value for name, value in found.items() if value is not None}
-
-    def draws_as(self, other: CurveSpec, global_batches: Sequence[int]) -> bool:
-        """Whether ``other`` has the same trials as this curve at all ``global_batches``."""
-        alike = ("optimizer", "schedule", "fixed")
-        return all(getattr(self, name) == getattr(other, name) for name in alike) and all(
-            self.space_at(batch) == other.space_at(batch) for batch in global_batches
-        )
-
-    def canonical(self) -> dict[str, object]:
-        """Plain values that make the same curve again."""
-        facts: dict[str, object] = {
-            "optimizer": self.optimizer,
-            "schedule": self.schedule,
-            "fixed": {name: float(self.fixed[name]) for name in sorted(self.fixed)},
-            "space": self.space.canonical(),
-        }
-        if self.spaces:
-            facts["space_at"] = {str(b): space.canonical() for b, space in self.spaces.items()}
-        return facts
-
-    def _check_parameters(self) -> None:
-        known = self.defaults
-        for name in [*self.space, *self.fixed]:
-            if name not in known:
-                raise UsageError(
-                    f"space = {name!r}; {self.optimizer} with the schedule {self.schedule} has "
-                    f"{', '.join(known)}; remove it or choose another optimizer or schedule"
-                )
-        for name, value in self.fixed.items():
-            if name in self.space:
-                raise UsageError(
-                    f"fixed = {name!r}, which is searched too; a parameter is either; remove one"
-                )
-            LIMITS[name].check(name, value, value)
-        for name, value in known.items():
-            if value is None and name not in self.space and name not in self.fixed:
-                raise UsageError(
-                    f"space = without {name!r}; {self.optimizer} with the schedule {self.schedule} needs "
-                    f"it; give it a range in `space` or a value in `fixed`"
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,19 +146,19 @@ class StudySpec:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of :meth:`canonical`."""
-        return hashlib.sha256(canonical_json(self.canonical()).encode()).hexdigest()
+        """SHA-256 of what identifies the study; curves and goals count in any order."""
+        return hashlib.sha256(canonical_json(self._identity()).encode()).hexdigest()
 
     def difference(self, other: StudySpec) -> list[str]:
         """One line for each value that differs: ``repeats: 5 here, 3 there``; empty when none does."""
-        here, there = _flat(self.canonical()), _flat(other.canonical())
+        here, there = _flat(self._identity()), _flat(other._identity())
         lines = []
         for key in [*here, *(k for k in there if k not in here)]:
             mine, theirs = here.get(key, "nothing"), there.get(key, "nothing")
             if mine != theirs:
                 lines.append(f"{key}: {mine} here, {theirs} there")
-        if not lines and self.canonical() != other.canonical():
-            lines.append("the order of the searched parameters or of the curves differs")
+        if not lines and self.hash != other.hash:
+            lines.append("the order of the searched parameters: it decides what a draw means")
         return lines
 
     def grows_into(self, other: StudySpec) -> bool:
@@ -285,7 +170,7 @@ class StudySpec:
             other.global_batches
         ):
             return False
-        mine, theirs = self.canonical(), other.canonical()
+        mine, theirs = self._identity(), other._identity()
         for key in ("repeats", "global_batches", "curves"):
             del mine[key], theirs[key]
         if canonical_json(mine) != canonical_json(theirs):
@@ -294,6 +179,13 @@ class StudySpec:
             name in other.curves and curve.draws_as(other.curves[name], self.global_batches)
             for name, curve in self.curves.items()
         )
+
+    def _identity(self) -> dict[str, object]:
+        """The canonical values with curves and goals, whose order decides nothing, sorted."""
+        facts = self.canonical()
+        facts["curves"] = {name: self.curves[name].canonical() for name in sorted(self.curves)}
+        facts["goals"] = [_goal_facts(g) for g in sorted(self.goals, key=lambda g: g.value)]
+        return facts
 
     def _check_names(self) -> None:
         if not self.name.strip():
