@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from shoal.ledger.journal import read
-from shoal.ledger.study_rows import StudyWriter
+from shoal.ledger.study_rows import StudyWriter, unpacked
 from shoal.study.claims import ClaimLost, Claims
 from shoal.study.directory import StudyDirectory
 from shoal.study.engines.contract import SavedTrial
+from shoal.study.evaluation import SampleOutcomes
 from shoal.study.records import Budget, Evaluation, Goal, Measured, SearchKey, Trial
 from shoal.study.search import Search
 from shoal.study.search_run import SearchRun, Tools
@@ -97,6 +99,12 @@ class Reading:
         metrics = {ERROR: Measured(value), "val/calls": Measured(float(self.calls[trial]))}
         return Evaluation(step=step, metrics=metrics, diverged=value > 10)
 
+    def outcomes(self, trial: int) -> list[SampleOutcomes]:
+        if self.calls[trial] % 2:
+            return []
+        values = np.array([1.0, 0.0, float(trial == 0)], dtype=np.float32)
+        return [SampleOutcomes(metric=ERROR, values=values)]
+
     def forget(self, trial: int) -> None:
         del self.calls[trial]
 
@@ -172,6 +180,8 @@ def test_a_search_ends_with_its_result_and_all_rows(tmp_path: Path) -> None:
     assert outcomes[0] == "reached" and outcomes[1] == "diverged"
     assert sum(outcome != "diverged" for outcome in outcomes.values()) == 4
     assert bench.rows("search")[-1]["state"] == "done"
+    kept = [row for row in bench.rows("samples") if row["trial"] == 0]
+    assert kept and all(unpacked(row["bits"], row["count"]).tolist() == [1, 0, 1] for row in kept)
     assert not list(bench.directory.search(KEY).glob("*.safetensors"))
 
 

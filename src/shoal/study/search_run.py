@@ -19,6 +19,7 @@ from shoal.ledger.study_rows import StudyWriter
 from shoal.study.claims import Claim
 from shoal.study.directory import StudyDirectory
 from shoal.study.engines.contract import Engine, SavedTrial
+from shoal.study.evaluation import SampleOutcomes
 from shoal.study.paused import Paused, clear, put_aside, take_up
 from shoal.study.records import Evaluation, Measured, Outcome, SearchKey, Trial
 
@@ -60,6 +61,10 @@ class Measuring(Protocol):
         self, trial: int, step: int, weights: Mapping[str, Tensor], losses: tuple[float, float]
     ) -> Evaluation:
         """The evaluation of one trial at a grid point."""
+        ...
+
+    def outcomes(self, trial: int) -> Sequence[SampleOutcomes]:
+        """Each validation sample's outcomes at the trial's last evaluation, if that came near a goal."""
         ...
 
     def forget(self, trial: int) -> None:
@@ -193,10 +198,24 @@ class SearchRun:
                 attempt=self._attempts[number],
                 segment=self._claim.number,
             )
+            self._write_samples(number, step)
             self._curves[number].append(evaluation)
             tools.wanting.add(number, evaluation)
             if evaluation.diverged:
                 self._leave_out(number)
+
+    def _write_samples(self, number: int, step: int) -> None:
+        for outcomes in self._tools.measuring.outcomes(number):
+            if outcomes.is_binary:
+                self._tools.rows.samples(
+                    self.key,
+                    number,
+                    step,
+                    outcomes.metric,
+                    outcomes.values,
+                    attempt=self._attempts[number],
+                    segment=self._claim.number,
+                )
 
     def _leave_out(self, number: int) -> None:
         """A diverged trial is never trained again."""
