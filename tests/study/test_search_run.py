@@ -99,6 +99,10 @@ class Reading:
         metrics = {ERROR: Measured(value), "val/calls": Measured(float(self.calls[trial]))}
         return Evaluation(step=step, metrics=metrics, diverged=value > 10)
 
+    def measure(self, weights: Mapping[str, Tensor], split: str) -> dict[str, Measured]:
+        assert split == "val"
+        return {ERROR: Measured(float(weights["w"]))}
+
     def outcomes(self, trial: int) -> list[SampleOutcomes]:
         if self.calls[trial] % 2:
             return []
@@ -115,8 +119,8 @@ class Reading:
         self.calls = {int(k): v for k, v in state.items()}
 
 
-def search() -> Search:
-    return Search(GOALS, Budget(feasible=4, draws=9, steps=32, kappa=2.0), GRID)
+def search(goals: Sequence[Goal] = GOALS) -> Search:
+    return Search(goals, Budget(feasible=4, draws=9, steps=32, kappa=2.0), GRID)
 
 
 class Bench:
@@ -127,14 +131,16 @@ class Bench:
         self.claims = Claims(self.directory.claims, runner="r")
         self.trained = 0
 
-    def run(self, *, rounds: int | None = None, portion: int = 2) -> bool:
+    def run(
+        self, *, rounds: int | None = None, portion: int = 2, goals: Sequence[Goal] = GOALS
+    ) -> bool:
         claim = self.claims.take(str(KEY))
         assert claim is not None
         left = iter(range(rounds if rounds is not None else 10**9))
         engine = Halving(portion)
         with StudyWriter(self.directory.rows(f"r{claim.number}")) as rows:
             tools = Tools(
-                trials=trial, wanting=search(), engine=engine, measuring=Reading(), rows=rows,
+                trials=trial, wanting=search(goals), engine=engine, measuring=Reading(), rows=rows,
                 directory=self.directory,
             )  # fmt: skip
             run = SearchRun(KEY, tools, claim=claim, stopped=lambda: next(left, None) is None)
@@ -183,6 +189,15 @@ def test_a_search_ends_with_its_result_and_all_rows(tmp_path: Path) -> None:
     kept = [row for row in bench.rows("samples") if row["trial"] == 0]
     assert kept and all(unpacked(row["bits"], row["count"]).tolist() == [1, 0, 1] for row in kept)
     assert not list(bench.directory.search(KEY).glob("*.safetensors"))
+
+
+def test_a_goal_nothing_reaches_says_how_far_the_best_came(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.run(goals=[Goal(metric=ERROR, value=1e-9)])
+    end: Any = bench.directory.end_of(KEY)
+    assert end["goals"][0]["steps"] is None
+    assert end["closest"]["trial"] == 0 and end["closest"]["step"] == 32
+    assert end["closest"]["value"] == pytest.approx(0.7**32)
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 5])

@@ -96,8 +96,12 @@ def begin(directory: StudyDirectory, spec: StudySpec, *, confirm_seeds: int) -> 
         raise UsageError(f"confirm_seeds = {confirm_seeds}; a number of seeds, 0 for none")
     # Reads the data and refuses what cannot be trained, before anything is written.
     canonical = spec.canonical()
-    _ = spec.resolved
-    content = {"hash": spec.hash, "confirm_seeds": confirm_seeds, "spec": canonical}
+    content: dict[str, object] = {
+        "hash": spec.hash,
+        "confirm_seeds": confirm_seeds,
+        "train_samples": spec.resolved.samples("train"),
+        "spec": canonical,
+    }
     if spec.base is not None:
         # Relative to the directory, so that both can be moved together.
         content["base"] = os.path.relpath(spec.base, directory.path)

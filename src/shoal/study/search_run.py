@@ -7,6 +7,7 @@ it. Between two such rounds the whole search can be put aside and taken up by an
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from shoal.study.directory import StudyDirectory
 from shoal.study.engines.contract import Engine, SavedTrial
 from shoal.study.evaluation import SampleOutcomes
 from shoal.study.paused import Paused, clear, put_aside, take_up
-from shoal.study.records import Evaluation, Measured, Outcome, SearchKey, Trial
+from shoal.study.records import CONFIRM, Evaluation, Measured, Outcome, SearchKey, Trial
 
 PAUSE_SECONDS = 2.0
 """The least time between two times that a search is put aside ..."""
@@ -61,6 +62,10 @@ class Measuring(Protocol):
         self, trial: int, step: int, weights: Mapping[str, Tensor], losses: tuple[float, float]
     ) -> Evaluation:
         """The evaluation of one trial at a grid point."""
+        ...
+
+    def measure(self, weights: Mapping[str, Tensor], split: str) -> Mapping[str, Measured]:
+        """Every metric of a split, whole."""
         ...
 
     def outcomes(self, trial: int) -> Sequence[SampleOutcomes]:
@@ -321,10 +326,29 @@ class SearchRun:
                 "trial_steps": self._steps_trained,
                 "trials": len(self._trials),
                 "diverged": sum(c[-1].diverged for c in self._curves.values() if c),
+                "closest": self._closest(summary),
                 **summary,
             },
         )
         clear(self._place)
+
+    def _closest(self, summary: Mapping[str, Any]) -> dict[str, object] | None:
+        """How far the best trial came where a goal was not reached; evaluations were cut short there."""
+        missed = [goal for goal in summary["goals"] if goal.get("steps") is None]
+        if not missed or self.key.repeat == CONFIRM:
+            return None
+        metric = missed[0]["metric"]
+        split = metric.partition("/")[0]
+        best: tuple[float, int] | None = None
+        for number in sorted(self._running):
+            found = self._tools.measuring.measure(self._tools.engine.weights(number), split)
+            value = found[metric].value
+            if math.isfinite(value) and (best is None or value < best[0]):
+                best = (value, number)
+        if best is None:
+            return None
+        step = self._last_step(best[1])
+        return {"metric": metric, "value": best[0], "trial": best[1], "step": step}
 
     def _write_row(self, summary: Mapping[str, Any], state: str) -> None:
         self._tools.rows.search(

@@ -1,0 +1,144 @@
+"""What a study says, finished or not: its rows into columns, its analysis, its page, and a few lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.study.analysis import StudyAnalysis, analyse, searched_parameters, settings_of
+from shoal.study.directory import StudyDirectory
+from shoal.study.records import SearchKey
+from shoal.study.run import open_study
+from shoal.study.tables import read_study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclusion:
+    """What is said in the end.
+
+    Args:
+        directory: of the study.
+        analysis: everything.
+        report: the page.
+        searches: of the study.
+        done: how many of them are finished.
+        warnings: what a reader must know, one line each.
+    """
+
+    directory: StudyDirectory
+    analysis: StudyAnalysis
+    report: Path
+    searches: int
+    done: int
+    warnings: tuple[str, ...]
+
+    @property
+    def not_to_be_used(self) -> bool:
+        """Whether some result must not be used as it is: an optimum at the boundary of its range."""
+        return self.analysis.exit_status != 0
+
+    def lines(self) -> list[str]:
+        """For people: per goal and curve what to do and how sure it is, then warnings and the page."""
+        said: list[str] = []
+        for goal in self.analysis.goals:
+            head = f"{goal.goal.metric} below {goal.goal.value:g}"
+            for curve, (lead, sureness) in goal.findings.items():
+                said += [f"{curve}, {head}: {lead}", f"  {sureness}"]
+        if self.done < self.searches:
+            said.append(
+                f"{self.done} of {self.searches} searches are finished; the rest may change this"
+            )
+        return [*said, *self.warnings, str(self.report)]
+
+    def to_dict(self) -> dict[str, object]:
+        """As one JSON document."""
+        return {
+            "study": self.analysis.name,
+            "directory": str(self.directory.path),
+            "report": str(self.report),
+            "searches": self.searches,
+            "done": self.done,
+            "warnings": list(self.warnings),
+            "not_to_be_used": self.not_to_be_used,
+            "goals": [
+                {
+                    "metric": goal.goal.metric,
+                    "value": goal.goal.value,
+                    "findings": {curve: list(said) for curve, said in goal.findings.items()},
+                    "points": [
+                        {
+                            "curve": row.curve,
+                            "global_batch": row.global_batch,
+                            "repeat": row.repeat,
+                            "reach": row.reach,
+                            "steps": row.steps,
+                            "censored_at": row.censored_at,
+                            "steps_confirmed": row.steps_confirmed,
+                            "winner": row.winner,
+                            "lr": row.lr,
+                            "momentum": row.momentum,
+                            "flags": list(row.flags),
+                        }
+                        for row in goal.rows
+                    ],
+                }
+                for goal in self.analysis.goals
+            ],
+        }
+
+
+def conclude(directory: StudyDirectory) -> Conclusion:
+    """Compact what runners have written, analyse it, and write the page with its figures and tables.
+
+    Raises:
+        UsageError: nothing was measured yet, or a part is not installed.
+        OSError: the page cannot be written.
+    """
+    from shoal.ledger.columnar import compact
+    from shoal.report.study_page import write_study_report
+
+    directory, spec = open_study(directory.path)
+    content: Any = directory.spec()
+    compact(directory.path)
+    analysis = analyse(
+        read_study(directory.path),
+        settings_of(spec, train_samples=content["train_samples"]),
+        name=spec.name,
+        parameters=searched_parameters(spec),
+    )
+    keys = spec.searches()
+    ends = {key: end for key in keys if (end := directory.end_of(key)) is not None}
+    return Conclusion(
+        directory=directory,
+        analysis=analysis,
+        report=write_study_report(analysis, directory.path),
+        searches=len(keys),
+        done=len(ends),
+        warnings=tuple(warnings(ends)),
+    )
+
+
+def warnings(ends: dict[SearchKey, Any]) -> list[str]:
+    """Lines about searches whose result is none or no use.
+
+    Args:
+        ends: of the finished searches.
+    """
+    said: list[str] = []
+    for key, end in ends.items():
+        closest = end.get("closest")
+        missed = [goal["value"] for goal in end["goals"] if goal.get("steps") is None]
+        if end["state"] == "short":
+            said.append(
+                f"{key}: short: {end['diverged']} of {end['trials']} trials diverged and the draw limit came "
+                "first; lower the largest lr or raise draw_limit"
+            )
+        elif missed and closest:
+            said.append(
+                f"{key}: nothing came below {max(missed):g}; the best was {closest['value']:.4g} at step "
+                f"{closest['step']:,} (trial {closest['trial']}); give an easier goal or more steps"
+            )
+        if any(goal.get("steps") == 0 for goal in end["goals"]):
+            said.append(f"{key}: a goal was met at step 0, before any training; give a harder one")
+    return said
