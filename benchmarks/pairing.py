@@ -18,6 +18,8 @@ class Row:
     ``ours`` and ``theirs`` are costs (seconds, bytes) in ``unit``, ``ratio`` is ours / theirs, so below 1 is
     better; ``interval`` its 95 % bootstrap interval over ``pairs`` pairs. Without a peer that did the same
     work in the same run, ``theirs``, ``ratio`` and ``interval`` are None and ``same_work`` is False.
+    ``bound`` is what ``ours`` may cost by the row's own rule, ``of_bound`` the median of ours / bound, case
+    by case.
     """
 
     name: str
@@ -29,6 +31,8 @@ class Row:
     interval: tuple[float, float] | None = None
     pairs: int = 0
     same_work: bool = False
+    bound: float | None = None
+    of_bound: float | None = None
     note: str = ""
 
     def as_dict(self) -> dict[str, object]:
@@ -73,5 +77,25 @@ def measured(name: str, unit: str, values: Sequence[float], note: str = "") -> R
         name=name,
         unit=unit,
         ours=statistics.median(values),
+        note=f"{said}; {note}" if note else said,
+    )
+
+
+def bounded(
+    name: str, unit: str, values: Sequence[float], bounds: Sequence[float], note: str = ""
+) -> Row:
+    """A row whose cases each have a bound: medians of both and of their ratios, and the worst ratio."""
+    assert len(values) == len(bounds) and values, "each case has a bound"
+    ratios = [value / bound for value, bound in zip(values, bounds, strict=True)]
+    bound, of_bound = statistics.median(bounds), statistics.median(ratios)
+    within = sum(ratio <= 1.0 for ratio in ratios)
+    said = f"bound {bound:.4g}, ours/bound {of_bound:.3f}, worst {max(ratios):.3f}; "
+    said += f"{within} of {len(values)} within; worst {max(values):.4g}"
+    return Row(
+        name=name,
+        unit=unit,
+        ours=statistics.median(values),
+        bound=bound,
+        of_bound=of_bound,
         note=f"{said}; {note}" if note else said,
     )
