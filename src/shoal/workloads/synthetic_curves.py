@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.study.engines.contract import SavedTrial
+from shoal.study.evaluation import SampleOutcomes
 from shoal.study.records import Curve, Evaluation, Measured, SearchKey, Trial
 from shoal.workloads.study_workload import Workload, classification_error, cross_entropy
 
@@ -266,9 +267,20 @@ class SyntheticMeasuring:
         self._seen[trial] = step
         return self._curves.evaluation(held, step)
 
+    def measure(self, weights: Mapping[str, Tensor], split: str) -> dict[str, Measured]:
+        """The metrics of a split at the trial's last evaluation."""
+        seed = int(weights["seed"])
+        trial = next(trial for trial in self._trials.values() if trial.seed == seed)
+        measured = self._curves.evaluation(trial, self._seen[trial.id]).metrics
+        return {name: value for name, value in measured.items() if name.startswith(f"{split}/")}
+
+    def outcomes(self, trial: int) -> Sequence[SampleOutcomes]:
+        """None: there are no samples."""
+        return ()
+
     def forget(self, trial: int) -> None:
         """A trial has ended."""
-        del self._seen[trial]
+        self._seen.pop(trial, None)
 
     def state_dict(self) -> dict[str, object]:
         """The last step of each trial."""
