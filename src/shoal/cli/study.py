@@ -1,0 +1,189 @@
+"""``shoal study ...``: steps to a goal against batch size, every batch size tuned on its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shoal.study.spec import StudySpec
+
+NOT_TO_BE_USED = 3
+
+study = typer.Typer(
+    name="study",
+    help="Measure steps to a goal against batch size, every batch size tuned on its own.",
+    no_args_is_help=True,
+)
+
+StudyArgument = Annotated[
+    Path,
+    typer.Argument(metavar="STUDY", help="A study's TOML file, or the directory of one."),
+]
+DirectoryArgument = Annotated[
+    Path, typer.Argument(metavar="STUDY", help="The directory of a study.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="The study's directory; studies/NAME by default."),
+]
+FullOption = Annotated[
+    bool, typer.Option("--full", help="Train every trial to the budget, whatever was reached.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document; logs go to stderr.")
+]
+
+
+@study.callback()
+def _study() -> None:
+    """Measure steps to a goal against batch size, every batch size tuned on its own."""
+
+
+@study.command("plan")
+def plan(
+    study: StudyArgument,
+    processes: Annotated[int, typer.Option("--processes", help="Runner processes.")] = 2,
+    full: FullOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a study would train and how long it would take, before anything runs."""
+    with _one_line("plan"):
+        from shoal.study.plan import plan as planned
+        from shoal.study.plan import render
+
+        spec, there = _spec(study, full=full)
+        known = {} if there is None else _known_steps(there)
+        found = planned(spec, steps=known, runners=processes)
+        if as_json:
+            typer.echo(json.dumps(found.to_dict()))
+        else:
+            typer.echo("\n".join(render(found)))
+
+
+@study.command("run")
+def run(
+    study: StudyArgument,
+    out: OutOption = None,
+    processes: Annotated[
+        int, typer.Option("--processes", help="Runner processes on this machine, one thread each.")
+    ] = 2,
+    full: FullOption = False,
+    confirm: Annotated[
+        int,
+        typer.Option("--confirm", metavar="SEEDS", help="Fresh seeds of each winner; 0: none."),
+    ] = 10,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a study, or go on with it: after Ctrl-C or a kill the same command continues."""
+    with _one_line("run"):
+        from shoal.study.conclude import conclude
+        from shoal.study.run import Running, run_study
+        from shoal.study.screen import Onlooker
+
+        spec, there = _spec(study, full=full)
+        directory = out or there or Path("studies") / spec.name
+        with Onlooker() as onlooker:
+            done = run_study(
+                spec, directory, processes=processes, confirm_seeds=confirm, look=onlooker.look
+            )
+            onlooker.look(Running(directory=done, spec=spec, processes=processes), at_once=True)
+        concluded = conclude(done)
+        _print(concluded.to_dict(), concluded.lines(), as_json=as_json)
+        if concluded.not_to_be_used:
+            raise typer.Exit(NOT_TO_BE_USED)
+
+
+@study.command("status")
+def status(study: DirectoryArgument, as_json: JsonOption = False) -> None:
+    """Say how far a study is, without disturbing who works on it."""
+    with _one_line("status"):
+        from shoal.study.run import open_study
+        from shoal.study.screen import lines, title
+        from shoal.study.status import seconds_left, status_of
+
+        directory, spec = open_study(study)
+        rows = status_of(directory, spec.searches())
+        document: dict[str, object] = {
+            "study": spec.name,
+            "searches": sum(row.searches for row in rows),
+            "done": sum(row.done for row in rows),
+            "seconds_left": seconds_left(rows),
+            "batches": [row.to_dict() for row in rows],
+        }
+        _print(document, [title(rows, spec.name), *lines(rows)], as_json=as_json)
+
+
+@study.command("curve")
+def curve(study: DirectoryArgument, as_json: JsonOption = False) -> None:
+    """Analyse what a study has measured so far, and write its page, figures and tables."""
+    with _one_line("curve"):
+        from shoal.study.conclude import conclude
+        from shoal.study.run import open_study
+
+        directory, _ = open_study(study)
+        concluded = conclude(directory)
+        _print(concluded.to_dict(), concluded.lines(), as_json=as_json)
+        if concluded.not_to_be_used:
+            raise typer.Exit(NOT_TO_BE_USED)
+
+
+def _spec(path: Path, *, full: bool) -> tuple[StudySpec, Path | None]:
+    """The study's spec, and its directory if that was given."""
+    from dataclasses import replace
+
+    from shoal.study.run import open_study
+    from shoal.study.spec_file import load_spec
+
+    if path.is_dir():
+        directory, spec = open_study(path)
+        there: Path | None = directory.path
+    else:
+        spec, there = load_spec(path), None
+    if full:
+        spec = replace(spec, budget=replace(spec.budget, full=True))
+    return spec, there
+
+
+def _known_steps(directory: Path) -> dict[tuple[str, int], int]:
+    """S of the points that a study has measured already."""
+    from shoal.study.run import open_study
+    from shoal.study.status import status_of
+
+    there, spec = open_study(directory)
+    rows = status_of(there, spec.searches())
+    return {(row.curve, row.global_batch): round(row.steps) for row in rows if row.steps}
+
+
+def _print(document: dict[str, object], lines: list[str], *, as_json: bool) -> None:
+    typer.echo(json.dumps(document) if as_json else "\n".join(lines))
+
+
+@contextlib.contextmanager
+def _one_line(verb: str) -> Iterator[None]:
+    """A user's mistake, a stop or a full disk ends as one line and its exit status."""
+    from shoal.errors import ShoalError
+
+    try:
+        yield
+    except ShoalError as error:
+        print(f"shoal study {verb}: {error}", file=sys.stderr, flush=True)
+        raise typer.Exit(error.exit_code) from None
+    except OSError as error:
+        print(
+            f"shoal study {verb}: {error}; everything measured so far is kept",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise typer.Exit(1) from None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line's application."""
+    app.add_typer(study)
