@@ -174,7 +174,7 @@ def _is_insensitive(coordinates: Sequence[float]) -> bool:
     from scipy.stats import kstest
 
     low, high = np.quantile(coordinates, [0.25, 0.75])
-    return bool(high - low > 0.35 and float(kstest(coordinates, "uniform").pvalue) > 0.1)
+    return bool(high - low > 0.3 and float(kstest(coordinates, "uniform").pvalue) > 0.05)
 
 
 def edge_limited(

@@ -258,7 +258,8 @@ def _measure(
     batches = rows.split(small_batch)
     for part in batches:
         state = {
-            name: t.detach().clone().requires_grad_(name in trained) for name, t in weights.items()
+            name: t.detach().to(inputs.device, copy=True).requires_grad_(name in trained)
+            for name, t in weights.items()
         }
         output = torch.func.functional_call(model, state, (inputs[part],))
         loss = workload.loss(output, targets[part]).mean()
