@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from shoal.fleet.header import PIECES, SAMPLES, SQUARES
 from shoal.fleet.reducer import Reducer
+from shoal.scaling.contract import GradientNoise
 
 
 class NoiseMeter:
@@ -34,3 +38,18 @@ class NoiseMeter:
 
     def _gradients(self) -> Tensor:
         return torch.cat([b.flat[: b.size].float() for b in self._reducer.buckets])
+
+
+def measured(summed: Sequence[float], *, mean_square: float) -> GradientNoise:
+    """What the whole fleet measured in a step.
+
+    Args:
+        summed: the exchange's header.
+        mean_square: the squared norm of the step's gradient.
+    """
+    return GradientNoise(
+        weighted_squares=summed[SQUARES],
+        pieces=round(summed[PIECES]),
+        samples=round(summed[SAMPLES]),
+        mean_square=mean_square,
+    )

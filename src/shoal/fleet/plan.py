@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shoal.data.cursor import epoch_end, step_span
 from shoal.data.shares import shares
@@ -55,7 +56,7 @@ class Batching:
         """The step that begins at ``cursor``."""
         nominal = self.policy.global_batch(self.local_batch, membership.workers)
         span = step_span(cursor, self.samples, nominal)
-        dealt = shares(len(span), self.micro_batch, membership.workers)
+        dealt = _dealt(len(span), self.micro_batch, membership.workers)
         return StepPlan(
             membership=membership,
             start=span.start,
@@ -78,3 +79,7 @@ class Batching:
         while plan.stop < end:
             plan = self.plan(plan.stop, plan.membership)
             yield from plan.pieces
+
+
+# Most steps of a run are cut alike.
+_dealt = lru_cache(maxsize=16)(shares)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +27,12 @@ AllReduceCall = Callable[[Tensor], Work]
 
 @dataclass
 class Bucket:
-    """One flat tensor and the parameters whose gradients live in it."""
+    """One flat tensor and the parameters whose gradients live in it; ``indices`` count all of them."""
 
     flat: Tensor
     size: int
     parameters: list[nn.Parameter]
+    indices: list[int]
     views: list[Tensor]
 
 
@@ -66,19 +69,19 @@ class Reducer:
         self._works: list[Work] = []
         self._header_slots = 0
         self.header = torch.zeros(0, device=self.device)
+        self._header_array: Any = None
         self.used = [False] * len(self.parameters)
         self._filled = [False] * len(self.parameters)
         self.buckets = _cut(self.parameters, bucket_bytes)
-        self._index: dict[nn.Parameter, tuple[int, int, int]] = {}
         self._waiting: list[int] = []
-        self._seen: set[Tensor] = set()
+        self._seen: set[int] = set()
+        self._late: list[tuple[int, int]] = []
         self._versions: list[int] = []
-        order = {p: i for i, p in enumerate(self.parameters)}
-        for b, bucket in enumerate(self.buckets):
-            for v, parameter in enumerate(bucket.parameters):
-                self._index[parameter] = (b, v, order[parameter])
         self._hooks = [
-            p.register_post_accumulate_grad_hook(self._accumulated) for p in self.parameters
+            parameter.register_post_accumulate_grad_hook(partial(hook, i, b, v))
+            for b, bucket in enumerate(self.buckets)
+            for v, (i, parameter) in enumerate(zip(bucket.indices, bucket.parameters, strict=True))
+            for hook in [self._came_late if bucket is self.buckets[-1] else self._accumulated]
         ]
         self._point_gradients()
 
@@ -125,10 +128,12 @@ class Reducer:
         self._collecting, self._last = True, last
         self._waiting = [len(bucket.parameters) for bucket in self.buckets]
         self._seen.clear()
+        self._late = []
         try:
             yield
         finally:
             self._collecting = False
+        self._take_late()
 
     def seal(self) -> None:
         """Until the next micro-batch, or the end of the exchange, nobody else may change the gradients."""
@@ -149,6 +154,13 @@ class Reducer:
         self._versions = []
         # A zero_grad() left in the loop took gradients off parameters that this worker did not use.
         self._point_gradients()
+
+    def write_header(self, values: Sequence[float]) -> None:
+        """Write the first slots of the header; on the CPU without the detour over a tensor."""
+        if self._header_array is not None:
+            self._header_array[: len(values)] = values
+        else:
+            self.header[: len(values)].copy_(torch.tensor(values, dtype=torch.float32))
 
     def send_rest(self) -> None:
         """Send every bucket that has not been sent, in order; the header must be filled by now."""
@@ -215,10 +227,11 @@ class Reducer:
         last = self.buckets[-1]
         if self._header_apart:
             self.header = torch.zeros(slots, device=self.device)
-            return
-        last.flat = torch.zeros(last.size + slots, dtype=last.flat.dtype, device=self.device)
-        last.views = _views(last.flat, last.parameters)
-        self.header = last.flat[last.size :]
+        else:
+            last.flat = torch.zeros(last.size + slots, dtype=last.flat.dtype, device=self.device)
+            last.views = _views(last.flat, last.parameters)
+            self.header = last.flat[last.size :]
+        self._header_array = self.header.numpy() if self.device.type == "cpu" else None
 
     def _point_gradients(self) -> None:
         for bucket in self.buckets:
@@ -226,13 +239,9 @@ class Reducer:
                 if parameter.grad is not view:
                     parameter.grad = view
 
-    def _accumulated(self, parameter: Tensor) -> None:
-        if not self._collecting:
-            raise UsageError(
-                "loss.backward() was called beside the fleet; the gradient would be counted twice "
-                "or not exchanged; call fleet.backward(loss) instead"
-            )
-        b, v, i = self._index[parameter]  # type: ignore[index]
+    def _accumulated(self, i: int, b: int, v: int, parameter: Tensor) -> None:
+        """The gradient of parameter ``i``, the ``v``-th of bucket ``b``, is there."""
+        self._check_collecting()
         view = self.buckets[b].views[v]
         gradient = parameter.grad
         if gradient is not view:
@@ -246,41 +255,86 @@ class Reducer:
         self.used[i] = self._filled[i] = True
         if not self._last or not self._overlap:
             return
-        if b < self._next or parameter in self._seen:
-            raise UsageError(
-                "loss.backward() brings a parameter's gradient in several parts (reentrant activation "
-                "checkpointing does); its bucket may be under way already; use use_reentrant=False"
-            )
-        self._seen.add(parameter)
+        self._check_once(i, under_way=b < self._next)
         self._waiting[b] -= 1
         while self._next < len(self.buckets) - 1 and self._waiting[self._next] == 0:
             self._send_next()
 
+    def _came_late(self, i: int, b: int, v: int, parameter: Tensor) -> None:
+        """As above in the last bucket, which waits for the end of backward anyway."""
+        self._check_collecting()
+        self.used[i] = True
+        self._late.append((i, v))
+        if self._last and self._overlap:
+            self._check_once(i, under_way=False)
+
+    def _take_late(self) -> None:
+        """Move the last bucket's gradients there, all at once: a copy each is what a small model feels."""
+        bucket = self.buckets[-1]
+        views: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for i, v in self._late:
+            parameter, view = bucket.parameters[v], bucket.views[v]
+            gradient = parameter.grad
+            if gradient is view or gradient is None:
+                continue
+            if self._filled[i]:
+                view.add_(gradient)
+            else:
+                views.append(view)
+                gradients.append(gradient)
+            parameter.grad = view
+            self._filled[i] = True
+        if views:
+            torch._foreach_copy_(views, gradients)  # pyright: ignore - what torch.optim uses
+
+    def _check_once(self, i: int, *, under_way: bool) -> None:
+        if under_way or i in self._seen:
+            raise UsageError(
+                "loss.backward() brings a parameter's gradient in several parts (reentrant activation "
+                "checkpointing does); its bucket may be under way already; use use_reentrant=False"
+            )
+        self._seen.add(i)
+
+    def _check_collecting(self) -> None:
+        if not self._collecting:
+            raise UsageError(
+                "loss.backward() was called beside the fleet; the gradient would be counted twice "
+                "or not exchanged; call fleet.backward(loss) instead"
+            )
+
     def _send_next(self) -> None:
         bucket = self.buckets[self._next]
-        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-            if not self._filled[self._index[parameter][2]]:
+        for i, view in zip(bucket.indices, bucket.views, strict=True):
+            if not self._filled[i]:
                 view.zero_()
         self._works.append(self._all_reduce(bucket.flat))
         self._next += 1
 
 
 def _cut(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[Bucket]:
-    groups: list[list[nn.Parameter]] = []
+    groups: list[list[int]] = []
     filled = 0
-    for parameter in reversed(parameters):
+    for i in reversed(range(len(parameters))):
+        parameter = parameters[i]
         size = parameter.numel() * parameter.element_size()
-        fresh = not groups or groups[-1][0].dtype != parameter.dtype or filled + size > bucket_bytes
+        fresh = (
+            not groups
+            or parameters[groups[-1][0]].dtype != parameter.dtype
+            or filled + size > bucket_bytes
+        )
         if fresh:
             groups.append([])
             filled = 0
-        groups[-1].append(parameter)
+        groups[-1].append(i)
         filled += size
     buckets = []
-    for group in groups:
+    for indices in groups:
+        group = [parameters[i] for i in indices]
         size = sum(p.numel() for p in group)
         flat = torch.zeros(size, dtype=group[0].dtype, device=group[0].device)
-        buckets.append(Bucket(flat=flat, size=size, parameters=group, views=_views(flat, group)))
+        views = _views(flat, group)
+        buckets.append(Bucket(flat=flat, size=size, parameters=group, indices=indices, views=views))
     return buckets
 
 

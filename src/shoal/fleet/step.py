@@ -20,21 +20,27 @@ from shoal.errors import DivergedError, ExchangeFailed, UsageError
 from shoal.fleet.buffers import ModelBuffers
 from shoal.fleet.exact import ExactGradients
 from shoal.fleet.guards import OptimizerGuard
-from shoal.fleet.noise import NoiseMeter
+from shoal.fleet.header import (
+    EXACT_FLOAT32,
+    FIXED_SLOTS,
+    LOSS,
+    NONFINITE,
+    PIECES,
+    SAMPLES,
+    SQUARES,
+    VOID,
+    add_weight,
+    summed_weight,
+)
+from shoal.fleet.noise import NoiseMeter, measured
 from shoal.fleet.norm import RunningStatistics
 from shoal.fleet.plan import StepPlan
 from shoal.fleet.reducer import Reducer
 from shoal.fleet.state import Progress
-from shoal.scaling.contract import At, GradientNoise, Rule
+from shoal.scaling.contract import At, Rule
 from shoal.scaling.learning_rate import LearningRate
 from shoal.sync import AllReduce
 from shoal.world.contract import World
-
-SAMPLES, WEIGHT, WEIGHT_HI, LOSS, NONFINITE, VOID, SQUARES, PIECES = range(8)
-FIXED_SLOTS = 8
-# The header is float32, in which whole numbers are exact up to here; weights travel in two parts.
-EXACT_FLOAT32 = 2**24
-WEIGHT_RADIX = 4096.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,7 @@ class Stepper:
         self._good: bool | None = None
         self._clip: tuple[float, float] | None = None
         self._mean_square = 0.0
+        self._seed: tuple[tuple[float, torch.dtype, torch.device], Tensor] | None = None
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -136,9 +143,7 @@ class Stepper:
         value = float(loss.detach())
         finite = math.isfinite(value)
         self._sums[SAMPLES] += samples
-        high = weight // WEIGHT_RADIX
-        self._sums[WEIGHT_HI] += high
-        self._sums[WEIGHT] += weight - high * WEIGHT_RADIX
+        add_weight(self._sums, weight)
         self._sums[LOSS] += value if summed else value * weight
         self._sums[NONFINITE] += not finite
         if self._noise is not None:
@@ -147,7 +152,8 @@ class Stepper:
         backward = finite or self.norm_sync is not None
         with self.reducer.collecting(last=last and backward):
             if backward:
-                (loss if factor == 1.0 else loss * factor).backward()
+                # What a product would hand to backward, without a node for it in the graph.
+                loss.backward(None if factor == 1.0 else self._seed_of(loss, factor))
         if self.norm_sync is not None:
             self.norm_sync.piece_done()
         moved = self.norm.after_piece(samples / total) if self.norm.size else None
@@ -172,16 +178,17 @@ class Stepper:
             self.norm_sync.phantom(self._plan.rounds)
         self._sums[VOID] = float(void)
         header = self.reducer.header
-        mine = torch.tensor([*self._sums, *self.reducer.used], dtype=torch.float32)
-        header[: self._norm_start].copy_(mine)
+        self.reducer.write_header([*self._sums, *self.reducer.used])
         if self.norm.size:
             self.norm.write(header[self._norm_start : self._buffer_start])
         if self.buffers.slots:
             self.buffers.write(header[self._buffer_start : self._slots])
         if self._flags:
-            flags = torch.zeros(self._flags)
+            slots = header[self._slots :]
+            flags = slots if header.device.type == "cpu" else torch.zeros(self._flags)
             self.world.write_flags(flags)
-            header[self._slots :] = flags.to(header.device)
+            if flags is not slots:
+                slots.copy_(flags)
         if self._exact is not None:
             self.reducer.send(self._exact.parts)
         self.reducer.send_rest()
@@ -216,7 +223,7 @@ class Stepper:
         assert total >= EXACT_FLOAT32 or self._summed[SAMPLES] == total, (
             "every share was trained once"
         )
-        weight = self._summed_weight()
+        weight = summed_weight(self._summed)
         if weight > 0 and weight != total and math.isfinite(weight):
             self.reducer.scale(total / weight)
         if self._noise is not None:
@@ -297,7 +304,9 @@ class Stepper:
         used = self._used_mask()
         with self.reducer.only_used(used), self.guard.stepping(rates):
             self.optimizer.step()
-        noise = self._measured() if self._noise is not None else None
+        noise = None
+        if self._noise is not None:
+            noise = measured(self._summed, mean_square=self._mean_square)
         self._commit_norm()
         rule = self.rule
         target = rule.target(state, self._at)
@@ -305,7 +314,7 @@ class Stepper:
         self.rule_state = rule.commit(state, self._at, noise)
         parent = self.progress.row
         self.progress.commit(token=self._plan.membership.token, cursor=self._plan.stop)
-        weight = self._summed_weight()
+        weight = summed_weight(self._summed)
         done = Committed(
             plan=self._plan,
             loss=self._summed[LOSS] / weight if weight else math.nan,
@@ -328,11 +337,6 @@ class Stepper:
         if self.norm_sync is not None:
             self.norm_sync.end()
 
-    def _summed_weight(self) -> float:
-        """The units of all workers; whole numbers are exact up to 2**36."""
-        assert self._summed is not None
-        return self._summed[WEIGHT_HI] * WEIGHT_RADIX + self._summed[WEIGHT]
-
     def _used_mask(self) -> list[bool]:
         assert self._summed is not None
         marks = self._summed[FIXED_SLOTS : self._norm_start]
@@ -353,6 +357,13 @@ class Stepper:
         touched = header[start + self.norm.size : self._buffer_start]
         alone = self._plan.membership.workers == 1 and self._exact is None
         self.norm.commit(moved, touched, alone=alone and len(self._plan.pieces) == 1)
+
+    def _seed_of(self, loss: Tensor, factor: float) -> Tensor:
+        """``factor`` like ``loss``; most steps take the same one."""
+        kind = (factor, loss.dtype, loss.device)
+        if self._seed is None or self._seed[0] != kind:
+            self._seed = (kind, torch.full_like(loss, factor, requires_grad=False))
+        return self._seed[1]
 
     def _end_rank(self, shares: tuple[int, ...]) -> None:
         """Where this process plays several ranks, each of them begins with the agreed buffers."""
@@ -388,15 +399,6 @@ class Stepper:
         if max_norm > 0 and not self._plan.pieces:
             torch.nn.utils.clip_grad_norm_(self._used_parameters(), max_norm, norm_type)
         return True
-
-    def _measured(self) -> GradientNoise:
-        assert self._summed is not None
-        return GradientNoise(
-            weighted_squares=self._summed[SQUARES],
-            pieces=round(self._summed[PIECES]),
-            samples=round(self._summed[SAMPLES]),
-            mean_square=self._mean_square,
-        )
 
     def close(self) -> None:
         """Take the hooks off the model and the optimizer."""
