@@ -299,6 +299,7 @@ BAD = [
     ("values = [0.0, 0.1]", "values = []", "at least one"),
     ("values = [0.0, 0.1]", 'values = ["a"]', "values = 'a'; it is a number"),
     ("weight_decay = 1e-4", "weight_decay = -1", "weight_decay is at least 0"),
+    ("weight_decay = 1e-4", "weight_decay = nan", "weight_decay is a finite number"),
     ("weight_decay = 1e-4", "momentum = 0.9", "searched too"),
     ("weight_decay = 1e-4", "beta1 = 0.9", "'beta1'; nesterov with .* has lr, momentum"),
     ('optimizer = "nesterov"', 'optimizer = "adam"', "optimizer = 'adam'; known are sgd"),

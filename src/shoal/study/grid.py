@@ -33,9 +33,7 @@ class Grid:
 
     ratio: float = 1.05
     stride: int = 1
-    _points: list[int] = field(
-        default_factory=lambda: [0], init=False, repr=False, compare=False, hash=False
-    )
+    _points: tuple[int, ...] = field(default=(0,), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.ratio) and 1 < self.ratio <= 2):
@@ -49,7 +47,7 @@ class Grid:
     def points(self, limit: int) -> tuple[int, ...]:
         """All points up to and including ``limit`` >= 0, rising from 0."""
         points = self._grown_beyond(limit)
-        return tuple(points[: bisect_right(points, limit)])
+        return points[: bisect_right(points, limit)]
 
     def floor(self, step: int) -> int:
         """The largest point <= ``step``, which is >= 0."""
@@ -79,14 +77,18 @@ class Grid:
         """The coarser grid of every second point, to see what the grid does to a result."""
         return Grid(ratio=self.ratio, stride=2 * self.stride)
 
-    def _grown_beyond(self, step: int) -> list[int]:
+    def _grown_beyond(self, step: int) -> tuple[int, ...]:
         """The points, at least one of them beyond ``step``."""
+        if self._points[-1] > step:
+            return self._points
         ratio = Fraction(Decimal(repr(float(self.ratio))))
         up, down = ratio.numerator, ratio.denominator
-        points = self._points
-        while points[-1] <= step:
+        points = list(self._points)
+        while points[-1] <= 2 * step:
             point = points[-1]
             for _ in range(self.stride):
                 point = max(point + 1, point * up // down)
             points.append(point)
-        return points
+        # Kept for the next call; replaced whole, so that threads may ask at once.
+        object.__setattr__(self, "_points", tuple(points))
+        return self._points

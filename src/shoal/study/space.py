@@ -279,8 +279,10 @@ class Limits:
         """Refuse a range [low, high] of the parameter ``name``.
 
         Raises:
-            UsageError: it reaches outside.
+            UsageError: it reaches outside, or is not finite.
         """
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise UsageError(f"{name} = {high}; {name} is a finite number; correct it")
         if high >= self.below:
             raise UsageError(
                 f"{name} = {high:g}; {name} must stay below {self.below:g}, where it never forgets; "
