@@ -22,6 +22,10 @@ from shoal.testing.threads import Ended, ThreadScript, run_workers
 class Counting(nn.Module):
     """Counts its forward passes, and keeps a moving average of what it sees through ``.data``."""
 
+    calls: Tensor
+    mean: Tensor
+    odd: Tensor
+
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
