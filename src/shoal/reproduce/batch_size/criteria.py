@@ -2,6 +2,7 @@
 
 P1-P11 are the pass criteria of section 6.4 of the notes on Shallue et al. 2019, unchanged where they give
 numbers; what they leave open (which batches are the plateau, which goals, how a mean is taken) is said here.
+P1r and P2r repeat P1 and P2 in narrower ranges, the ones in which their numbers were found.
 C1-C8 are the paper's own claims as far as a small machine can test them, with criteria of ours; C9 is argued
 in the page's text and not tested. Q-claims apply a P-criterion to the little that ``--quick`` measures: they
 are smoke tests and never stand for the claim.
@@ -50,7 +51,17 @@ P2 = Statement(
         "< 0.06 at 2^18; ratio of the fitted B_crit > 20"
     ),
 )
-QUADRATIC = (P1, P2)
+P1R = Statement(
+    id="P1r",
+    claim=P1.claim,
+    criterion="as P1, learning rates to 95 % of the stability limit, as on the reference's grid",
+)
+P2R = Statement(
+    id="P2r",
+    claim=P2.claim,
+    criterion="as P2, 1 - m from 0.01 to 1, the range searched on digits",
+)
+QUADRATIC = (P1, P2, P1R, P2R)
 
 _DIGITS = "digits, geometric mean of the repeated searches"
 
