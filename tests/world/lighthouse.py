@@ -43,7 +43,7 @@ class Lighthouse:
         self.child = self._herd.start(
             serve, self.port, self._join_timeout_ms, name=f"lighthouse{self._starts}"
         )
-        self.child.message(20)
+        self.child.message(60)
         return self.child
 
     def kill(self) -> None:

@@ -19,7 +19,7 @@ from toy import FAST, rows, train
 from shoal.testing.links import Board
 from shoal.testing.processes import Child, Herd
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 SLOTS = 40
 
 
@@ -40,7 +40,7 @@ class Fleet:
         slot = len(self.workers)
         child = self.herd.start(train, self.directory, slot, name=f"w{slot}", **options)
         self.workers[child.name] = child
-        child.message(30)
+        child.message(60)
         return child
 
     def shut(self) -> None:
@@ -49,7 +49,7 @@ class Fleet:
 
     def open(self) -> None:
         """Open the barrier when all workers have come to it."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while self.board.arrived < len(self.workers):
             assert time.monotonic() < deadline
             time.sleep(0.002)
@@ -67,7 +67,7 @@ class Fleet:
         assert child.wait(60) < 0
         self.board.mark_dead(int(child.name[1:]))
 
-    def until(self, child: Child, condition: Callable[[dict], bool], timeout: float = 40) -> dict:
+    def until(self, child: Child, condition: Callable[[dict], bool], timeout: float = 80) -> dict:
         """Wait for a row in what a worker writes."""
         deadline = time.monotonic() + timeout
         seen = 0
@@ -102,7 +102,7 @@ class Fleet:
         """Let workers leave, some perhaps a step before the others; what they returned."""
         for child in children:
             child.terminate()
-        found = [child.result(30) for child in children]
+        found = [child.result(60) for child in children]
         assert all(result["left"] for result in found)
         assert len({(r["commits"], r["hash"]) for r in found}) == len({r["commits"] for r in found})
         return found

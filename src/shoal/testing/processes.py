@@ -22,6 +22,7 @@ on Linux the children also die with the fork server, which dies with the test pr
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import pickle
@@ -65,6 +66,14 @@ def context() -> ForkServerContext:
     # A name that cannot be imported is passed over by the server.
     chosen.set_forkserver_preload([*PRELOAD, *_OPTIONAL_PRELOAD])
     return chosen
+
+
+@functools.cache
+def _server_is_up() -> None:
+    """Wait for the server's imports once, so that no test's time limit has to allow for them."""
+    first = context().Process(target=os.getpid, name="first", daemon=True)
+    first.start()
+    first.join()
 
 
 def tell(message: object) -> None:
@@ -278,6 +287,7 @@ class Herd:
         self._directory = Path(directory)
         self._environment = dict(environment or {})
         self._context = context()
+        _server_is_up()
         self.children: list[Child] = []
 
     def start(
