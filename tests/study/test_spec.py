@@ -174,6 +174,14 @@ def test_reading_a_study_needs_neither_its_data_nor_its_code() -> None:
         _ = read.resolved
 
 
+def test_a_workload_that_changed_under_a_study_is_refused() -> None:
+    facts = _python().canonical()
+    assert spec_from_canonical(facts).resolved.name == "digits_mlp"
+    changed = spec_from_canonical(facts | {"workload_parameters": {"widths": [17]}})
+    with pytest.raises(UsageError, match="not what this study began with"):
+        _ = changed.resolved
+
+
 def test_differences_are_named_one_a_line() -> None:
     here = _python()
     curve = dataclasses.replace(here.curves["sgd"], space=Space({"lr": Log(min=1e-2, max=1)}))

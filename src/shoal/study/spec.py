@@ -79,11 +79,17 @@ class StudySpec:
 
         Raises:
             UsageError: it cannot be had; a batch is larger than the data; BatchNorm that was not
-                allowed; a goal whose metric it does not measure.
+                allowed; a goal whose metric it does not measure; another fingerprint than recorded.
         """
         workload = self.workload
         if isinstance(workload, str):
             workload = load_workload(workload, self.workload_parameters, base=self.base)
+        if self.recorded_fingerprint not in (None, workload.fingerprint):
+            raise UsageError(
+                f"workload = {workload.name}, which is not what this study began with: its data or source "
+                "changed, or its function makes other data each time; restore it (and seed what it draws), "
+                "or begin another study in another directory"
+            )
         workload.check_batches(self.global_batches, allow_batch_norm=self.allow_batch_norm)
         metric = self.goals[0].metric.partition("/")[2]
         if metric not in workload.metrics:
