@@ -90,7 +90,7 @@ def is_running(pid):
 class Run:
     """One ``shoal run`` as a process of its own; ended, with all it started, by :meth:`close`."""
 
-    def __init__(self, directory, script, *options, run_dir=None, environment=None):
+    def __init__(self, directory, script, *options, run_dir=None, environment=None, piped=False):
         self.directory = directory
         self.run_dir = Path(run_dir or directory / "run")
         train = directory / "train.py"
@@ -100,9 +100,13 @@ class Run:
         command = [sys.executable, "-c", main, "run", "--run-dir", str(self.run_dir), *place]
         self._out = (directory / f"out-{self.run_dir.name}").open("w+")
         self._err = (directory / f"err-{self.run_dir.name}").open("w+")
+        # Through a pipe what it prints comes here, whatever its own files may hold.
+        self._reader = None
+        if piped:
+            self._reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=self._out)
         self.process = subprocess.Popen(
             [*command, *options, str(train)],
-            stdout=self._out,
+            stdout=self._reader.stdin if self._reader else self._out,
             stderr=self._err,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -142,7 +146,7 @@ class Run:
                 return False  # not up yet
             return all(members.get(name, {}).get("commits", 0) > 0 for name in names)
 
-        until(at_work, f"{names} at work; out {self.out} err {self.err}")
+        until(at_work, f"{names} at work; {self.process.poll()} out {self.out} err {self.err}")
 
     def control(self, verb, **body):
         """Ask the run's control endpoint."""
@@ -163,12 +167,19 @@ class Run:
 
     def wait(self, seconds=SECONDS):
         """Its exit status."""
-        return self.process.wait(seconds)
+        status = self.process.wait(seconds)
+        if self._reader is not None:
+            self._reader.stdin.close()
+            self._reader.wait(seconds)
+        return status
 
     def close(self):
         """End it, and make sure that nothing is left."""
         self.process.kill()
         self.process.wait()
+        if self._reader is not None:
+            self._reader.stdin.close()
+            self._reader.wait()
         self._out.close()
         self._err.close()
         for pid in self.pids().values():

@@ -6,6 +6,7 @@ stopped in order, can be resumed; 1 any other failure.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-VERBS = ("run", "resize", "reproduce", "report", "doctor")
+VERBS = ("run", "resize", "study", "reproduce", "report", "doctor")
 
 
 def application() -> typer.Typer:
@@ -54,9 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         result = command.main(args=given, prog_name="shoal", standalone_mode=False)
+        _flush()
     except ShoalError as error:
-        print(f"shoal: {error}", file=sys.stderr, flush=True)
+        _complain(f"shoal: {error}")
         return error.exit_code
+    except OSError as error:
+        text = error.strerror or str(error)
+        place = f"{error.filename}: " if error.filename is not None else ""
+        _complain(f"shoal {_verb(given).strip()}".rstrip() + f": {place}{text}")
+        return 1
     except typer.Abort:
         return 1
     except Exception as error:
@@ -66,9 +73,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         text = " ".join(str(message()).split())
         if text:
-            print(f"shoal: {text}; see `shoal {_verb(given)}--help`", file=sys.stderr, flush=True)
+            _complain(f"shoal: {text}; see `shoal {_verb(given)}--help`")
         return int(getattr(error, "exit_code", 2))
     return result if isinstance(result, int) else 0
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it
+        print(text, file=sys.stderr, flush=True)
+
+
+def _flush() -> None:
+    """Get rid of what nobody reads any more: at exit it would be an error and another status."""
+    from shoal.children import let_go_of
+
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            let_go_of([stream.fileno()])
 
 
 def _verb(given: list[str]) -> str:

@@ -61,8 +61,10 @@ def dynamic(
 ) -> None:
     """Dynamic Mini-batch SGD (Lin et al. 2019): the learning rate follows the workers on a ramp."""
     from shoal.errors import ShoalError
+    from shoal.fleet.supervisor.rundir import check_writable
     from shoal.reproduce.dynamic.run import Options, run_dynamic
 
+    check_writable(out, "--out")  # before hours of work that could not be kept
     options = Options(
         directory=out,
         is_quick=quick,

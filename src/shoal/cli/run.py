@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,14 +128,18 @@ def _settings(workers: str, script: Path | None, **fields: Any) -> Settings:
 
 
 def _supervise(settings: Settings, as_json: bool) -> int:
-    from shoal.fleet.supervisor.loop import supervise
+    from shoal.fleet.supervisor.loop import Supervisor
+    from shoal.fleet.supervisor.summary import as_text
 
-    code = supervise(settings, sys.stderr if as_json else sys.stdout)
-    document = settings.run_dir / "summary.json"
-    if as_json and document.exists():
-        typer.echo(document.read_text().rstrip())
-    elif document.exists():
-        typer.echo(f"summary: {document}")
+    supervisor = Supervisor(settings, sys.stderr if as_json else sys.stdout)
+    code = supervisor.run()
+    path, document = supervisor.summary
+    # Whether or not anybody reads it, the run ended as it did.
+    with contextlib.suppress(OSError):
+        if as_json and document is not None:
+            typer.echo(as_text(document))
+        elif path is not None:
+            typer.echo(f"summary: {path}")
     return code
 
 

@@ -91,6 +91,12 @@ class Aftermath:
             roster.grow(-1)
             self._out.record("note", text=f"{member.name} is not replaced: {last_line(log)}")
 
+    def unstarted(self, member: Member, error: OSError, now: float) -> None:
+        """A worker could not be started: like a death that nothing excuses."""
+        text = f"{member.name} could not be started: {error.strerror or error}"
+        self._out.record("note", text=text)
+        self._replace(member, Ending(reason="unstarted", replace=True), now, text)
+
     def ended_elsewhere(self, member: Member, *, alone: bool) -> None:
         """A worker of another machine has ended; ``alone`` says that this one has no workers."""
         if member.code != DIVERGED:
@@ -126,7 +132,7 @@ class Aftermath:
             message = last_traceback(self._out.log(member.name))
             self._end.fail(FAILURE, message, already_stopping=False)
 
-    def _replace(self, member: Member, ending: Ending, now: float) -> None:
+    def _replace(self, member: Member, ending: Ending, now: float, why: str = "") -> None:
         roster, settings = self._roster, self._settings
         hopeless = self._replacements.is_hopeless(
             by_exception=ending.is_crash, ever_committed=roster.ever_committed
@@ -150,5 +156,6 @@ class Aftermath:
         else:
             self.fail(
                 RESUMABLE if roster.ever_committed else FAILURE,
-                f"workers were killed more often than --max-restarts {settings.max_restarts} allows",
+                why
+                or f"workers were killed more often than --max-restarts {settings.max_restarts} allows",
             )

@@ -62,7 +62,11 @@ class Coordinator:
         self._process.kill()
 
     def restart_if_dead(self) -> bool:
-        """Start it again on the same port when it has ended; whether that was needed."""
+        """Start it again on the same port when it has ended; whether that was needed.
+
+        Raises:
+            OSError: it cannot be started now; the next call tries again.
+        """
         if time.monotonic() < self._retry_at or self._process.poll() is None:
             return False
         self._nursery.forget(self._process)

@@ -31,9 +31,12 @@ class LogFollower:
             self._offset = 0 if first else _size(log)
         if _size(log) <= self._offset:
             return
-        with log.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
+        try:
+            with log.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except OSError:
+            return  # removed, or on a disk that fails
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
         for text in whole.decode(errors="replace").splitlines():
@@ -48,4 +51,7 @@ class LogFollower:
 
 
 def _size(log: Path) -> int:
-    return log.stat().st_size if log.exists() else 0
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0

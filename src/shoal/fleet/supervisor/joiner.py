@@ -46,7 +46,7 @@ def read_token(path: Path | None) -> str:
             )
         return token
     try:
-        text = path.read_text().strip()
+        text = path.read_text(errors="replace").strip()
     except OSError as error:
         raise UsageError(f"--token-file {path}: cannot be read: {error.strerror}") from None
     if text.startswith("{"):
@@ -88,6 +88,7 @@ class Joiner:
         if not is_shared:
             rundir.check_joined(settings.run_dir)
         self._forwarder = None if is_shared else MetricsForwarder(self._client, settings.run_dir)
+        rundir.check_writable(settings.run_dir)
         # Nothing is written before the fleet has said yes.
         self._names, reply = self._register(settings.start)
         seconds = reply.get("checkpoint_seconds")
@@ -98,6 +99,7 @@ class Joiner:
         )
         self._signals = Signals()
         self._nursery = Nursery(settings.python)
+        self._nursery.say = self._say
         self._processes: dict[str, Process] = {}
         self._slots: dict[str, int] = {}
         self._unneeded: set[str] = set()  # ended before they had begun
@@ -144,12 +146,19 @@ class Joiner:
     def _start(self, name: str) -> None:
         settings, slot = self._settings, lowest_free(self._slots.values())
         self._slots[name] = slot
-        self._processes[name] = self._nursery.start(
-            "worker_main.py",
-            [str(settings.train_script), *settings.arguments],
-            worker_environment(settings, name, slot, self._address, self._token),
-            settings.run_dir / "logs" / f"{name}.log",
-        )
+        try:
+            self._processes[name] = self._nursery.start(
+                "worker_main.py",
+                [str(settings.train_script), *settings.arguments],
+                worker_environment(settings, name, slot, self._address, self._token),
+                settings.run_dir / "logs" / f"{name}.log",
+            )
+        except OSError as error:
+            del self._slots[name]
+            self._code = FAILURE
+            self._message = f"{name} could not be started: {error.strerror or error}"
+            self._report_end(name, FAILURE)
+            return
         self._say(f"[worker_started] worker {name} · pid {self._processes[name].pid}")
 
     def _obey_signals(self) -> None:
@@ -216,12 +225,15 @@ class Joiner:
             del self._processes[name], self._slots[name]
             self._say(f"[worker_exited] worker {name} · code {code}")
             self._forward(name)
-            try:
-                self._client.call("exited", {"name": name, "code": code})
-            except (OSError, Refused):
-                self._say(f"{name}: its end could not be reported")
+            self._report_end(name, code)
             if name not in self._unneeded:
                 self._after_end(process, code)
+
+    def _report_end(self, name: str, code: int) -> None:
+        try:
+            self._client.call("exited", {"name": name, "code": code})
+        except (OSError, Refused):
+            self._say(f"{name}: its end could not be reported")
 
     def _forward(self, name: str) -> None:
         if self._forwarder is not None:
@@ -250,4 +262,5 @@ class Joiner:
             self._start(name)
 
     def _say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads it
+            print(text, file=self._stream, flush=True)

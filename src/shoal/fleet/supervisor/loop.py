@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TextIO
 
 from shoal.fleet.supervisor import script
 from shoal.fleet.supervisor.aftermath import Aftermath
 from shoal.fleet.supervisor.control import Verbs
 from shoal.fleet.supervisor.crew import Crew
-from shoal.fleet.supervisor.endings import RESUMABLE, USER_ERROR
+from shoal.fleet.supervisor.endings import FAILURE, RESUMABLE, USER_ERROR
 from shoal.fleet.supervisor.member import number
 from shoal.fleet.supervisor.notice import NoticeFile
 from shoal.fleet.supervisor.outputs import Outputs
@@ -52,16 +54,17 @@ class Supervisor:
             patience_seconds=settings.patience_seconds,
             wake=self._signals.wake,
         )
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._signals.close)
             verbs = Verbs(self.roster, self._status, self._joined)
             self._premises = Premises(settings, verbs)
-        except BaseException:
-            self._signals.close()
-            raise
+            undo.callback(self._premises.abandon)
+            self._out = Outputs(settings, stream, is_new_dir=self._premises.is_new_dir)
+            undo.pop_all()
+        self._premises.nursery.say = self._out.line
         self._coordinator = self._premises.coordinator
         self.roster.reserve_names(self._premises.names_used)
         self.roster.coordinator = self._coordinator.address
-        self._out = Outputs(settings, stream, is_new_dir=self._premises.is_new_dir)
         self._crew = Crew(settings, self._premises, self._out.log)
         self._end = Stop()
         self._aftermath = Aftermath(settings, self.roster, self._out, self._end)
@@ -76,6 +79,11 @@ class Supervisor:
         self._notice = NoticeFile(settings.notice_file)
         self._progress = Progress()
         self._thin_since: float | None = None
+
+    @property
+    def summary(self) -> tuple[Path | None, dict[str, object] | None]:
+        """Where the summary of the ended run lies, and the document; None for what there is not."""
+        return self._out.summary_path, self._out.summary
 
     # ---- the run -------------------------------------------------------------------------------
 
@@ -103,8 +111,7 @@ class Supervisor:
         self._obey_signals()
         self._take_events()
         self._reap(now)
-        if self._coordinator.restart_if_dead():
-            self._out.record("coordinator_restarted", address=self._coordinator.address)
+        self._restart_coordinator()
         self._obey_notice()
         self._player.play()
         self._dismiss_unstarted()
@@ -133,7 +140,8 @@ class Supervisor:
             self._out.finish(code, int(max(totals, default=0)) or None)
         self._premises.release()
         if self._end.message:
-            print(self._end.message, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                print(self._end.message, file=sys.stderr, flush=True)
         return code
 
     # ---- signals, notices, events --------------------------------------------------------------
@@ -202,6 +210,13 @@ class Supervisor:
         if self.roster.lost_everybody():
             self._out.record("fleet_lost")
 
+    def _restart_coordinator(self) -> None:
+        try:
+            if self._coordinator.restart_if_dead():
+                self._out.record("coordinator_restarted", address=self._coordinator.address)
+        except OSError as error:
+            self._out.trouble("the coordinator cannot be started again yet", error)
+
     def _dismiss_unstarted(self) -> None:
         """End those that are to leave before they have said hello: they have no state to save."""
         for member in self.roster.alive():
@@ -240,8 +255,13 @@ class Supervisor:
             return
         for _ in range(self._missing() - self._aftermath.owed(now)):
             member = self.roster.add()
-            self._crew.start(member)
-            self._out.record("worker_started", worker=member.name, pid=member.pid)
+            try:
+                self._crew.start(member)
+            except OSError as error:
+                self.roster.ended(member.name, FAILURE)
+                self._aftermath.unstarted(member, error, now)
+            else:
+                self._out.record("worker_started", worker=member.name, pid=member.pid)
 
     def _check_minimum(self, now: float) -> None:
         """Workers wait below the minimum by themselves; this catches a fleet that cannot."""
@@ -280,20 +300,4 @@ class Supervisor:
 
     def _joined(self) -> dict[str, object]:
         settings = self.settings
-        return {
-            "resume": settings.resume,
-            "checkpoint_seconds": settings.checkpoint_seconds,
-        }
-
-
-def supervise(settings: Settings, stream: TextIO | None = None) -> int:
-    """Run a fleet to its end; the exit status of ``shoal run``.
-
-    Args:
-        settings: what to run.
-        stream: where lines or the live table go; standard output by default.
-
-    Raises:
-        UsageError: it could not start as asked; nothing was written.
-    """
-    return Supervisor(settings, stream or sys.stdout).run()
+        return {"resume": settings.resume, "checkpoint_seconds": settings.checkpoint_seconds}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -9,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TextIO
 
+from shoal.errors import UsageError
 from shoal.fleet.supervisor import summary
 from shoal.fleet.supervisor.follow import LogFollower
+from shoal.fleet.supervisor.kept import KeptJournal
 from shoal.fleet.supervisor.screen import View, event_line, open_screen
 from shoal.fleet.supervisor.settings import Settings
-from shoal.ledger.journal import Journal
 
 SILENT_KINDS = ("describe",)  # long, and many: one for each change of the membership
 
@@ -21,28 +23,56 @@ SILENT_KINDS = ("describe",)  # long, and many: one for each change of the membe
 class Outputs:
     """The only writer of ``events.jsonl``, ``run.json``, ``summary.json`` and ``report.html``.
 
-    Also of the metrics of workers on other machines, which write them there first.
+    Also of the metrics of workers on other machines, which write them there first. A disk that fails
+    costs the files, each with one line, and not the run.
 
     Args:
         settings: of the run.
         stream: where lines or the live table go.
         is_new_dir: whether this start made the run directory.
+
+    Attributes:
+        summary: the document of a run that has ended; None before, and where nothing is left of it.
+        summary_path: where it was written; None if it could not be.
+
+    Raises:
+        UsageError: ``events.jsonl`` cannot be written.
     """
 
     def __init__(self, settings: Settings, stream: TextIO, *, is_new_dir: bool) -> None:
         self._settings, self._is_new_dir = settings, is_new_dir
         self._run_dir = settings.run_dir
-        self._journal = Journal(self._run_dir / "events.jsonl")
-        self._journal_start = self._journal.path.stat().st_size
+        self._said: set[str] = set()
+        self._journal = KeptJournal(self._run_dir / "events.jsonl", self.line)
+        try:
+            self._journal.open()
+            self._journal_start = self._journal.path.stat().st_size
+        except OSError as error:
+            raise UsageError(
+                f"{self._journal.path}: cannot be written: {error.strerror or error}; give another "
+                "--run-dir"
+            ) from None
+        self.summary: dict[str, object] | None = None
+        self.summary_path: Path | None = None
         title = f"shoal run {settings.train_script.name} · {self._run_dir}"
         self._screen = open_screen(stream, title)
         self._follower = LogFollower(self._screen.line)
         self._logs: dict[str, Path] = {}
-        self._metrics: dict[str, Journal] = {}
+        self._metrics: dict[str, KeptJournal] = {}
 
     def log(self, name: str) -> Path:
         """The log file of a process."""
         return self._logs.setdefault(name, self._run_dir / "logs" / f"{name}.log")
+
+    def line(self, text: str) -> None:
+        """Show a line."""
+        self._screen.line(text)
+
+    def trouble(self, what: str, error: OSError) -> None:
+        """Show that something could not be done, once."""
+        if what not in self._said:
+            self._said.add(what)
+            self.line(f"{what}: {error.strerror or error}")
 
     def record(self, kind: str, **fields: object) -> None:
         """Write an event row and show its line."""
@@ -55,7 +85,8 @@ class Outputs:
         """Store rows of metrics that workers on other machines wrote there."""
         for name, row in rows:
             if name not in self._metrics:
-                self._metrics[name] = Journal(self._run_dir / "metrics" / f"{name}.jsonl")
+                path = self._run_dir / "metrics" / f"{name}.jsonl"
+                self._metrics[name] = KeptJournal(path, self.line)
             self._metrics[name].append(row)
 
     def show(self, view: View, leading: str | None) -> None:
@@ -74,7 +105,10 @@ class Outputs:
         described = {key: value for key, value in row.items() if key not in ("kind", "time")}
         command = [settings.python, str(settings.train_script), *settings.arguments]
         document = {**described, "command": command, "workers": settings.workers_text}
-        summary.write_json(self._run_dir / "run.json", document)
+        try:
+            summary.write_json(self._run_dir / "run.json", document)
+        except OSError as error:
+            self.trouble("run.json cannot be written", error)
 
     def close_screen(self) -> None:
         """Leave the terminal as it was; later lines are printed as they come."""
@@ -85,14 +119,30 @@ class Outputs:
         self.record("end", exit_code=exit_code, total_samples=total_samples)
         for journal in (self._journal, *self._metrics.values()):
             journal.close()
-        document = summary.build(self._run_dir, exit_code)
-        summary.write_json(self._run_dir / "summary.json", document)
+        self._write_summary(exit_code)
         if self._settings.report:
             self._write_report()
+
+    def _write_summary(self, exit_code: int) -> None:
+        path = self._run_dir / "summary.json"
+        try:
+            self.summary = summary.build(self._run_dir, exit_code, self._journal.unwritten)
+            summary.write_json(path, self.summary)
+            self.summary_path = path
+        except (OSError, UsageError) as error:
+            self.line(f"no summary.json: {error}")
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)  # that of an earlier start says something else
 
     def leave_nothing(self) -> None:
         """A mistake that showed before anything was trained leaves the directory as it was."""
         self._journal.close()
+        try:
+            self._undo()
+        except OSError as error:
+            self.trouble(f"{self._run_dir} could not be left as it was", error)
+
+    def _undo(self) -> None:
         if self._is_new_dir:
             shutil.rmtree(self._run_dir, ignore_errors=True)
             return

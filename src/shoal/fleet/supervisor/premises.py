@@ -29,6 +29,7 @@ class Premises:
         run_dir = settings.run_dir
         with contextlib.ExitStack() as undo:
             # Whatever can be refused comes before the directory is made.
+            rundir.check_writable(run_dir)
             lock = rundir.RunLock(run_dir) if run_dir.exists() else None
             if lock is not None:
                 undo.callback(lock.release)
@@ -56,6 +57,13 @@ class Premises:
     def token(self) -> str:
         """The run's secret."""
         return self._token
+
+    def abandon(self) -> None:
+        """Give everything back, and the directory as it was, for the run does not begin."""
+        self.end_processes()
+        self.release()
+        if self.is_new_dir:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def end_processes(self) -> None:
         """End every process and the endpoint; the directory is still held."""

@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from shoal.fleet.supervisor.worker_main import PARENT_VARIABLE
 
@@ -67,11 +68,15 @@ class Nursery:
 
     Args:
         python: the interpreter for the children.
+
+    Attributes:
+        say: shows a line.
     """
 
     def __init__(self, python: str = sys.executable) -> None:
         assert threading.current_thread() is threading.main_thread()
         self._python = python
+        self.say: Callable[[str], None] = lambda _text: None
         self._children: list[Process] = []
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", str(HERE / "guard_main.py")],
@@ -83,9 +88,12 @@ class Nursery:
     def start(
         self, program: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> Process:
-        """Start ``program`` (a file beside this one) with both outputs appended to ``log``."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        """Start ``program`` (a file beside this one) with both outputs appended to ``log``.
+
+        Raises:
+            OSError: no process can be started. A log that cannot be opened is said, and done without.
+        """
+        with self._open(log) as output:
             popen = subprocess.Popen(
                 [self._python, str(HERE / program), *arguments],
                 stdin=subprocess.DEVNULL,
@@ -115,6 +123,14 @@ class Nursery:
         with contextlib.suppress(OSError):
             self._guard.stdin.close()
         self._guard.wait()
+
+    def _open(self, log: Path) -> IO[bytes]:
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            return log.open("ab")
+        except OSError as error:
+            self.say(f"{log.name}: cannot be written ({error.strerror or error})")
+            return open(os.devnull, "ab")
 
     def _tell(self, sign: str, group: int) -> None:
         assert self._guard.stdin is not None
@@ -147,5 +163,5 @@ def _tail(log: Path, size: int = 1 << 16) -> str:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size))
             return file.read().decode(errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return ""

@@ -42,6 +42,41 @@ def latest_dir(train_script: Path, runs: Path = RUNS) -> Path:
     return max(found)[1]
 
 
+def check_writable(directory: Path, option: str = "--run-dir") -> None:
+    """Try whether files can be made and written in ``directory``, which need not exist yet.
+
+    Nothing is left of the attempt.
+
+    Args:
+        directory: where something is to be written.
+        option: how the user names it.
+
+    Raises:
+        UsageError: that is not so.
+    """
+    made: list[Path] = []
+    probe = directory / f".probe.{os.getpid()}"
+    try:
+        try:
+            for place in reversed((directory, *directory.parents)):
+                with contextlib.suppress(FileExistsError):
+                    place.mkdir()
+                    made.append(place)
+            with probe.open("wb") as file:
+                file.write(bytes(4096))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            for place in (probe, *reversed(made)):
+                with contextlib.suppress(OSError):
+                    place.unlink() if place is probe else place.rmdir()
+    except OSError as error:
+        raise UsageError(
+            f"{option} {directory}: cannot be written: {error.strerror or error}; make room or give "
+            f"another {option}"
+        ) from None
+
+
 class RunLock:
     """Held by the one supervisor of a run directory, until its process ends.
 
@@ -57,7 +92,7 @@ class RunLock:
         self._fd = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(self._fd)
             raise UsageError(
                 f"{run_dir}: another supervisor runs in this directory; wait for it, change its "
@@ -76,7 +111,12 @@ def check_fresh(run_dir: Path, resume: bool) -> int:
         UsageError: it holds a run and ``resume`` was not asked, or it holds none and was.
     """
     events = run_dir / "events.jsonl"
-    rows = read(events) if events.exists() else []
+    try:
+        rows = read(events) if events.exists() else []
+    except OSError as error:
+        raise UsageError(
+            f"{events}: cannot be read: {error.strerror or error}; give another --run-dir"
+        ) from None
     if rows and not resume:
         raise UsageError(
             f"{run_dir}: holds a run already; go on with it by --resume, or give another --run-dir"
@@ -119,7 +159,7 @@ def write_control(run_dir: Path, host: str, port: int, token: str) -> None:
 
 def remove_control(run_dir: Path) -> None:
     """The run is over: its endpoint cannot be found any more."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # who finds it all the same finds nobody there
         (run_dir / CONTROL_FILE).unlink()
 
 
@@ -130,7 +170,7 @@ def find_control(run: str) -> tuple[str, str]:
         UsageError: no such run, or it is not running.
     """
     candidates = [Path(run), RUNS / run]
-    run_dir = next((path for path in candidates if path.is_dir()), None)
+    run_dir = next((path for path in candidates if os.path.isdir(path)), None)
     if run_dir is None:
         raise UsageError(f"RUN = {run}; no such run directory; give its path, e.g. runs/train-1")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -103,8 +104,9 @@ class PlainScreen:
         self._last = ""
 
     def line(self, text: str) -> None:
-        """Print the line."""
-        print(text, file=self._stream, flush=True)
+        """Print the line; where nobody can read it, the run goes on all the same."""
+        with contextlib.suppress(OSError):
+            print(text, file=self._stream, flush=True)
 
     def show(self, view: View) -> None:
         """Print a line of progress if it is time and anything has moved."""
@@ -134,19 +136,22 @@ class LiveScreen:
         self._shown = 0.0
 
     def line(self, text: str) -> None:
-        """Print the line above the table."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Print the line above the table; without a terminal the run goes on all the same."""
+        with contextlib.suppress(OSError):
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, view: View) -> None:
         """Draw the table anew, a few times a second."""
         now = time.monotonic()
         if now - self._shown >= LIVE_SECONDS:
             self._shown = now
-            self._live.update(live_table(view, self._title), refresh=True)
+            with contextlib.suppress(OSError):
+                self._live.update(live_table(view, self._title), refresh=True)
 
     def close(self) -> None:
         """Leave the last table standing."""
-        self._live.stop()
+        with contextlib.suppress(OSError):
+            self._live.stop()
 
 
 def open_screen(stream: TextIO, title: str) -> Screen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass, fields
@@ -111,7 +112,7 @@ class Settings:
     python: str = sys.executable
 
     def __post_init__(self) -> None:
-        if not self.train_script.is_file():
+        if not os.path.isfile(self.train_script):
             raise UsageError(f"{self.train_script}: no such file; give the training script's path")
         for item in fields(self):
             value = getattr(self, item.name)

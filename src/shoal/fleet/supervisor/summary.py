@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -17,14 +18,19 @@ NEW_STARTS = ("start", "fleet_lost")  # all workers after it go on from a checkp
 RESUMABLE = 75
 
 
-def build(run_dir: Path, exit_code: int) -> dict[str, object]:
+def build(run_dir: Path, exit_code: int, more: Iterable[Row] = ()) -> dict[str, object]:
     """The summary of the run in ``run_dir``, over all its starts and resumptions.
 
     Args:
         run_dir: holds ``events.jsonl`` and ``metrics/*.jsonl``; either may be missing.
         exit_code: what ``shoal run`` exits with.
+        more: events that could not be written.
+
+    Raises:
+        OSError: a file cannot be read.
+        UsageError: a file is damaged.
     """
-    events = _rows([run_dir / "events.jsonl"])
+    events = [*_rows([run_dir / "events.jsonl"]), *map(dict, more)]
     begun = [_number(event, "time") for event in events if event.get("kind") in NEW_STARTS]
     metrics = _rows(sorted((run_dir / "metrics").glob("*.jsonl")))
     chain = committed(metrics, since=max(begun, default=0.0))
@@ -55,15 +61,28 @@ def build(run_dir: Path, exit_code: int) -> dict[str, object]:
 
 
 def write_json(path: Path, document: Mapping[str, object], mode: int = 0o644) -> None:
-    """Write a JSON document so that readers see the old one or the new one, never a part."""
+    """Write a JSON document so that readers see the old one or the new one, never a part.
+
+    Raises:
+        OSError: it could not be written; the old one is there.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        json.dump(_finite(document), file, indent=2, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(as_text(document) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def as_text(document: Mapping[str, object]) -> str:
+    """The document as :func:`write_json` writes it."""
+    return json.dumps(_finite(document), indent=2, allow_nan=False)
 
 
 def _running_seconds(events: list[dict[str, object]]) -> float:

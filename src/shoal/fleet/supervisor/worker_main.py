@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
 import runpy
 import signal
 import sys
 import traceback
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "SHOAL_PARENT_PID"
@@ -77,9 +82,30 @@ def below_this_file(trace: TracebackType | None) -> TracebackType | None:
     return None
 
 
+class Output(io.FileIO):
+    """Standard output or error of a worker: a disk that is full costs the text, not the training."""
+
+    def write(self, data: Buffer) -> int:
+        """Write all of it, or say so."""
+        rest = memoryview(data).cast("B")
+        with contextlib.suppress(OSError):
+            while rest:
+                rest = rest[super().write(rest) or 0 :]
+        return memoryview(data).nbytes
+
+
+def keep_printing() -> None:
+    """Let nothing that is printed end this process."""
+    for name in ("stdout", "stderr"):
+        old = getattr(sys, name)
+        raw = Output(old.fileno(), "w", closefd=False)
+        setattr(sys, name, io.TextIOWrapper(raw, old.encoding, old.errors, write_through=True))
+
+
 def main(script: str, arguments: list[str]) -> int:
     """Run the script and return the exit status; ``SystemExit`` passes through."""
     die_with_parent()
+    keep_printing()
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     try:
