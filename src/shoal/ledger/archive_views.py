@@ -8,11 +8,19 @@ NULL.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from shoal.errors import UsageError
 from shoal.ledger.statements import listed, quoted, text
 from shoal.ledger.store import connect
+
+if TYPE_CHECKING:
+    import duckdb
 
 SEARCH_COLUMNS = {
     "search": "INTEGER",
@@ -52,8 +60,40 @@ def metrics(tables: Path) -> list[str]:
     return sorted(n for n in names if "/" in n and not n.endswith(KIND))
 
 
-def views(tables: Path) -> str:
-    """SQL that shows an archive's tables in any DuckDB started in ``tables/``."""
+def check(directory: str | os.PathLike[str]) -> None:
+    """Make sure that an archive was imported here.
+
+    Raises:
+        UsageError: none was.
+    """
+    if not (Path(directory) / "tables" / "searches.parquet").exists():
+        raise UsageError(
+            f"archive = {directory}; it holds no tables/searches.parquet; import one there with "
+            "`shoal study import`"
+        )
+
+
+@contextlib.contextmanager
+def shown(directory: str | os.PathLike[str]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database with the views of an imported archive.
+
+    Raises:
+        UsageError: there is none.
+    """
+    check(directory)
+    tables = Path(directory) / "tables"
+    with tempfile.TemporaryDirectory() as name, connect(Path(name)) as connection:
+        connection.execute(views(tables, prefix=f"{tables}/"))
+        yield connection
+
+
+def views(tables: Path, prefix: str = "") -> str:
+    """SQL that shows an archive's tables in any DuckDB started in ``tables/``.
+
+    Args:
+        tables: where they lie.
+        prefix: goes in front of the files' names, for a DuckDB that was started elsewhere.
+    """
     names = metrics(tables)
     long = "\nUNION ALL\n".join(
         f"SELECT {_KEYS}, e.step, {text(metric)} AS metric, e.{quoted(metric)} AS value, "
@@ -63,7 +103,12 @@ def views(tables: Path) -> str:
         for metric in names
     )
     return _VIEWS.format(
-        parts=listed(parts(tables)), keys=_KEYS, joins=_JOINS, long=long or _NOTHING
+        searches=text(f"{prefix}searches.parquet"),
+        trials=text(f"{prefix}trials.parquet"),
+        parts=listed([prefix + name for name in parts(tables)]),
+        keys=_KEYS,
+        joins=_JOINS,
+        long=long or _NOTHING,
     )
 
 
@@ -78,8 +123,8 @@ _NOTHING = (
 )
 _VIEWS = """\
 -- The tables of an imported archive. In its directory tables/: duckdb -init views.sql
-CREATE OR REPLACE VIEW searches AS SELECT * FROM read_parquet('searches.parquet');
-CREATE OR REPLACE VIEW trial_rows AS SELECT * FROM read_parquet('trials.parquet');
+CREATE OR REPLACE VIEW searches AS SELECT * FROM read_parquet({searches});
+CREATE OR REPLACE VIEW trial_rows AS SELECT * FROM read_parquet({trials});
 CREATE OR REPLACE VIEW evaluation_rows AS
 SELECT * FROM read_parquet({parts}, union_by_name = true);
 

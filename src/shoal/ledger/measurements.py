@@ -38,14 +38,13 @@ def split(content: bytes) -> Table:
         raise ValueError("a column is there twice")
     if b"\r" in body:
         body = body.replace(b"\r\n", b"\n")
-    remark = ""
+    remarks: list[str] = []
     if body and not body.endswith(b"\n"):
-        remark = "its last line has no end; taken as it is"
+        remarks.append("its last line has no end; taken as it is")
         body += b"\n"
-    unknown = [name for name in header[1:] if not name.startswith(_SPLITS)]
-    if unknown:
-        remark = f"column {unknown[0]!r} is no split/metric; left out"
-    return Table(header, body, remark)
+    unknown = [name for name in header[1:] if not is_metric(name)]
+    remarks += [f"column {name!r} is no split/metric; left out" for name in unknown]
+    return Table(header, body, "; ".join(remarks))
 
 
 def is_metric(column: str) -> bool:
@@ -78,7 +77,10 @@ def normalised(table: Table) -> bytes:
             )
         try:
             step = float(row[0])
-            values = [_number(cell) for cell in row[1:]]
+            values = [
+                _number(cell) if is_metric(name) else None
+                for name, cell in zip(table.header[1:], row[1:], strict=True)
+            ]
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
         if not (math.isfinite(step) and step == int(step) and step >= 0):

@@ -137,11 +137,7 @@ def load_columns(
         UsageError: it holds no imported archive, or a metric nobody measured.
     """
     tables = Path(directory) / "tables"
-    if not (tables / "searches.parquet").exists():
-        raise UsageError(
-            f"archive = {directory}; it holds no tables/searches.parquet; import one there with "
-            "`shoal study import`"
-        )
+    archive_views.check(directory)
     known = archive_views.metrics(tables)
     for name in metrics or ():
         if name not in known:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 ABSENT, EXACT, AT_LEAST = -1, 0, 1
 _NON_FINITE = {2: np.nan, 3: np.inf, 4: -np.inf}
-_CODE_OF_KIND = (
-    "CASE {kind} WHEN '>=' THEN 1 WHEN 'nan' THEN 2 WHEN 'inf' THEN 3 WHEN '-inf' THEN 4 ELSE 0 END"
-)
 
 
 class MetricColumn(NamedTuple):
@@ -112,18 +109,16 @@ class StudyArrays:
         columns = connection.execute(_wide([name for (name,) in names])).fetchnumpy()
         value, kind = {}, {}
         for i, (name,) in enumerate(names):
-            kind[name] = _filled(columns[f"k{i}"], ABSENT).astype(np.int8)
-            value[name] = _filled(columns[f"v{i}"], np.nan)
-            for code, number in _NON_FINITE.items():
-                value[name][kind[name] == code] = number
-        place = _filled(columns["place"], 0)
+            kind[name] = filled(columns[f"k{i}"], ABSENT).astype(np.int8)
+            value[name] = with_non_finite(filled(columns[f"v{i}"], np.nan), kind[name])
+        place = filled(columns["place"], 0)
         return cls(
             rows=rows,
             keys=keys,
             endings=_endings(connection),
             first=np.searchsorted(place, np.arange(len(rows) + 1)),
-            step=_filled(columns["step"], 0),
-            diverged=_filled(columns["diverged"], False).astype(bool),
+            step=filled(columns["step"], 0),
+            diverged=filled(columns["diverged"], False).astype(bool),
             value=value,
             kind=kind,
             sample_rows=_samples(connection),
@@ -221,13 +216,27 @@ def _wide(metrics: Sequence[str]) -> str:
     columns = ["place", "step", "diverged"]
     for i, name in enumerate(metrics):
         key = text(name)
-        code = _CODE_OF_KIND.format(kind=f"kinds[{key}]")
+        code = code_of_kind(f"kinds[{key}]")
         columns.append(f"metrics[{key}] AS v{i}")
         columns.append(f"CASE WHEN map_contains(metrics, {key}) THEN {code} END AS k{i}")
     return f"SELECT {', '.join(columns)} FROM grid ORDER BY place, step"
 
 
-def _filled(column: np.ndarray, missing: float) -> np.ndarray:
+def code_of_kind(kind: str) -> str:
+    """SQL for the code of a kind of value, of one that was measured."""
+    cases = "WHEN '>=' THEN 1 WHEN 'nan' THEN 2 WHEN 'inf' THEN 3 WHEN '-inf' THEN 4 ELSE 0"
+    return f"CASE {kind} {cases} END"
+
+
+def with_non_finite(values: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """Values with NaN and infinities where their kinds say so."""
+    for code, number in _NON_FINITE.items():
+        values[kinds == code] = number
+    return values
+
+
+def filled(column: np.ndarray, missing: float) -> np.ndarray:
+    """A column that DuckDB gave, without NULLs, as an array of its own."""
     if isinstance(column, np.ma.MaskedArray):
         return column.filled(missing)
     return np.array(column)

@@ -185,12 +185,12 @@ def _fit_rows(plan: list[tuple[PlantedWorkload, int, np.ndarray, np.ndarray]], v
         long = status != INFEASIBLE
         rows[long] = np.maximum(3, (rows[long] * factor).astype(int))
         left -= w * int(rows.sum())
+    # Narrow rows first, where the rest is not a multiple of a wide one.
     for w, (_, _, status, rows) in zip(width, plan, strict=True):
         for i in np.flatnonzero(status == COMPLETE):
-            if left < w:
-                break
-            rows[i] += 1
-            left -= w
+            if left >= w and (w == 6 or left % 6):
+                rows[i] += 1
+                left -= w
     if left:
         raise ValueError(f"values = {values}; cannot be met, {left} are left over")
 
