@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,36 @@ from benchmarks.elastic_launches import (
 from benchmarks.elastic_torchrun import Torchrun
 from benchmarks.pairing import Row, bounded, measured, paired
 from benchmarks.step_worker import LAYERS
-from shoal.ledger import journal
 from shoal.world.elastic.ranking import rank_order
 
 HERE = Path(__file__).parent
 # Its gradients are 1.4 MB; half of a step on two cores is their reduction.
 KILL_SIZE = "351k"
+
+
+class Tail:
+    """The rows of a growing journal; each look reads only what is new, so that it disturbs nobody."""
+
+    def __init__(self, path: Path, make: Callable[[dict[str, Any]], Any]) -> None:
+        self._path = path
+        self._make = make
+        self._at = 0
+        self._rows: list[Any] = []
+
+    def rows(self) -> list[Any]:
+        """What ``make`` made of every complete row so far; the same list each time."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._at += len(whole)
+            self._rows += [self._make(json.loads(line)) for line in whole.splitlines()]
+        return self._rows
+
+
+def _commit(row: dict[str, Any]) -> tuple[float, int]:
+    return row["time"], row["workers"]
 
 
 class Watched:
@@ -45,6 +69,7 @@ class Watched:
         self.workers = workers
         self.place = directory.with_name(f"{directory.name}-signals")
         self.place.mkdir()
+        self._tails: dict[str, Tail] = {}
         self.process = shoal_run(
             str(HERE / "endless_worker.py"),
             directory=directory,
@@ -69,12 +94,17 @@ class Watched:
 
     def events(self) -> list[dict[str, Any]]:
         """The run's events so far."""
-        return _rows(self.directory / "events.jsonl")
+        return self._tail("events.jsonl").rows()
 
     def commits(self, name: str) -> list[tuple[float, int]]:
         """(time, workers) of every commit of one worker."""
-        rows = _rows(self.directory / "metrics" / f"{name}.jsonl")
-        return [(row["time"], row["workers"]) for row in rows]
+        return self._tail(f"metrics/{name}.jsonl").rows()
+
+    def _tail(self, name: str) -> Tail:
+        if name not in self._tails:
+            path = self.directory / name
+            self._tails[name] = Tail(path, dict if name == "events.jsonl" else _commit)
+        return self._tails[name]
 
     def wait_for(self, workers: int, seconds: float = 90.0) -> None:
         """Until every live worker's last commit had ``workers`` members."""
@@ -312,10 +342,6 @@ def coordinator_rows(out: Path, *, times: int) -> list[Row]:
 
 
 # -- parts --------------------------------------------------------------------------------------------
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return journal.read(path) if path.exists() else []  # type: ignore[return-value]
 
 
 def _resize(directory: Path, workers: int) -> None:
