@@ -262,6 +262,27 @@ def test_another_machine_adds_workers_and_replaces_its_own(run, tmp_path):
     assert one.wait() == 0
 
 
+def test_a_script_that_changes_while_it_runs_is_warned_of(run, tmp_path):
+    one = run(TRAIN, "--workers", "1")
+    one.until_at_work("w0")
+    address, token = find_control(str(one.run_dir))
+    far = run(
+        TRAIN, "--join", address, run_dir=tmp_path / "far", environment={"SHOAL_TOKEN": token}
+    )
+    one.until_at_work("x1")
+    (one.directory / "train.py").write_text(TRAIN + "# edited\n")
+    (row,) = one.until_events("script_changed", 1)
+    assert row["sha256_at_start"] == one.events("start")[0]["script_sha256"][:16] != row["sha256"]
+    until(lambda: "[script_changed] train.py has changed since the start" in far.out, "far, too")
+    stop(one.pids()["w0"])
+    one.until_at_work("w2")
+    one.finish()
+    assert (one.wait(), far.wait()) == (0, 0)
+    assert len(one.events("script_changed")) == 1
+    shown = [line for line in one.out.splitlines() if "run other code" in line]
+    assert len(shown) == 1 and shown[0].startswith("[script_changed] train.py has changed since")
+
+
 def test_workers_of_another_machine_diverge_too(run, tmp_path):
     """The first machine has given its own worker back: what is left there stops the run."""
     diverges = WORKER + (

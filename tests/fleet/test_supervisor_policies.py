@@ -1,5 +1,6 @@
 """The supervisor's decisions, each a pure function: replacing, hanging, endings, settings."""
 
+import os
 import signal
 
 import pytest
@@ -23,6 +24,7 @@ from shoal.fleet.supervisor.rundir import (
     latest_dir,
 )
 from shoal.fleet.supervisor.script import parse
+from shoal.fleet.supervisor.script_watch import ScriptWatch
 from shoal.fleet.supervisor.settings import Settings, parse_workers
 from shoal.fleet.supervisor.stopping import Stop
 from shoal.fleet.supervisor.watchdog import Watchdog
@@ -400,6 +402,31 @@ def test_a_run_is_found_by_its_control_file_alone(tmp_path):
         find_control(str(tmp_path))
     (tmp_path / "control.json").write_text('{"host": "h", "port": 5, "token": "t"}')
     assert find_control(str(tmp_path)) == ("h:5", "t")
+
+
+def test_a_script_that_changes_on_disk_is_noticed_once_each_time(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("one")
+    watch = ScriptWatch(script)
+    at_start = watch.sha256
+    assert watch.change(0.0) is None
+    script.write_text("one")  # saved again as it was
+    os.utime(script, (1, 1))
+    assert watch.change(2.0) is None
+    script.write_text("another")
+    assert watch.change(2.5) is None  # looked at a moment ago
+    row = watch.change(2.5, at_once=True)
+    assert (
+        "train.py has changed since the start: workers that start from now on run other"
+        in row["text"]
+    )
+    assert (row["sha256_at_start"], row["sha256"] == at_start[:16]) == (at_start[:16], False)
+    assert watch.change(4.0) is None
+    script.unlink()
+    assert "cannot be read any more" in watch.change(6.0)["text"]
+    script.write_text("one")
+    assert "is again what the run was started with" in watch.change(8.0)["text"]
+    assert watch.change(10.0) is None
 
 
 def test_a_notice_is_taken_once_and_again_when_written_anew(tmp_path):

@@ -20,6 +20,8 @@ from shoal.fleet.supervisor.environment import lowest_free, worker_environment
 from shoal.fleet.supervisor.forwarding import MetricsForwarder
 from shoal.fleet.supervisor.notice import NoticeFile
 from shoal.fleet.supervisor.processes import Nursery, Process, last_line, last_traceback
+from shoal.fleet.supervisor.screen import event_line
+from shoal.fleet.supervisor.script_watch import ScriptWatch
 from shoal.fleet.supervisor.settings import Settings
 from shoal.fleet.supervisor.signals import Signals
 from shoal.fleet.supervisor.worker_main import DIVERGED
@@ -104,6 +106,7 @@ class Joiner:
         self._slots: dict[str, int] = {}
         self._unneeded: set[str] = set()  # ended before they had begun
         self._notice = NoticeFile(settings.notice_file)
+        self._script = ScriptWatch(settings.train_script)
         self._restarts_left = settings.max_restarts
         self._kill_at: float | None = None
         self._stopping = False
@@ -119,6 +122,7 @@ class Joiner:
             while self._processes:
                 self._obey_signals()
                 self._obey_orders(time.monotonic())
+                self._watch_script()
                 self._reap()
                 self._signals.wait(TICK_SECONDS)
         finally:
@@ -208,6 +212,11 @@ class Joiner:
             self._processes[name].send(signal.SIGTERM)
         for name in self._processes:
             self._forward(name)
+
+    def _watch_script(self) -> None:
+        change = self._script.change(time.monotonic())
+        if change is not None:
+            self._say(event_line({"kind": "script_changed", **change}))
 
     def _named(self, reply: Mapping[str, object], key: str) -> list[str]:
         """The workers of this machine that an order names."""

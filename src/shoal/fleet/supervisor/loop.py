@@ -21,6 +21,7 @@ from shoal.fleet.supervisor.outputs import Outputs
 from shoal.fleet.supervisor.premises import Premises
 from shoal.fleet.supervisor.roster import Roster
 from shoal.fleet.supervisor.screen import Progress
+from shoal.fleet.supervisor.script_watch import ScriptWatch
 from shoal.fleet.supervisor.scripted import ScriptPlayer
 from shoal.fleet.supervisor.settings import Settings
 from shoal.fleet.supervisor.signals import Signals
@@ -77,6 +78,7 @@ class Supervisor:
             self._out.record,
         )
         self._notice = NoticeFile(settings.notice_file)
+        self._script = ScriptWatch(settings.train_script)
         self._progress = Progress()
         self._thin_since: float | None = None
 
@@ -97,6 +99,7 @@ class Supervisor:
                 arguments=list(settings.arguments),
                 workers=settings.workers_text,
                 resume=settings.resume,
+                script_sha256=self._script.sha256,
             )
             while not self._tick():
                 self._signals.wait(TICK_SECONDS)
@@ -113,6 +116,7 @@ class Supervisor:
         self._reap(now)
         self._restart_coordinator()
         self._obey_notice()
+        self._watch_script(now)
         self._player.play()
         self._dismiss_unstarted()
         self._kill_hung(now)
@@ -254,6 +258,7 @@ class Supervisor:
         if self.roster.stopping or self.roster.finishing:
             return
         for _ in range(self._missing() - self._aftermath.owed(now)):
+            self._watch_script(now, at_once=True)
             member = self.roster.add()
             try:
                 self._crew.start(member)
@@ -262,6 +267,11 @@ class Supervisor:
                 self._aftermath.unstarted(member, error, now)
             else:
                 self._out.record("worker_started", worker=member.name, pid=member.pid)
+
+    def _watch_script(self, now: float, *, at_once: bool = False) -> None:
+        change = self._script.change(now, at_once=at_once)
+        if change is not None:
+            self._out.record("script_changed", **change)
 
     def _check_minimum(self, now: float) -> None:
         """Workers wait below the minimum by themselves; this catches a fleet that cannot."""

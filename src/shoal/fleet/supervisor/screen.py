@@ -232,7 +232,10 @@ def event_line(row: Row) -> str:
     kind = str(row.get("kind"))
     if kind in ("join", "leave", "kill"):
         return _membership_line(kind, row)
-    hidden = ("kind", "time", "config", "survivor")
+    if kind == "script_changed":
+        hashes = (str(row.get(key) or "none") for key in ("sha256_at_start", "sha256"))
+        return f"[{kind}] {row.get('text')} (sha256 {' → '.join(hashes)})"
+    hidden = ("kind", "time", "config", "survivor", "script_sha256")
     shown = {k: v for k, v in row.items() if k not in hidden and v is not None and v != []}
     return " ".join([f"[{kind}]", " · ".join(f"{k} {_short(v)}" for k, v in shown.items())]).strip()
 
