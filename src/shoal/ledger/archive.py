@@ -23,7 +23,7 @@ from shoal.errors import ShoalError, UsageError
 from shoal.ledger import archive_views
 from shoal.ledger.archive_layout import Problem, SearchFolder, find_searches
 from shoal.ledger.statements import text
-from shoal.ledger.store import connect, write_whole
+from shoal.ledger.store import connect, write_rows, write_whole
 
 _SHARES_PER_PROCESS = 4
 
@@ -72,7 +72,7 @@ def import_archive(
             f"archive = {directory}; there is no such directory; give the unpacked one"
         )
     folders, problems = find_searches(directory)
-    with _fresh_tables(out) as tables, tempfile.TemporaryDirectory() as name:
+    with fresh_tables(out) as tables, tempfile.TemporaryDirectory() as name:
         answers = _read_all(folders, tables, Path(name), processes)
         for answer in answers:
             problems += [Problem(*problem) for problem in answer["problems"]]
@@ -103,7 +103,7 @@ def finish(tables: Path, report: ArchiveReport) -> None:
 
 
 @contextlib.contextmanager
-def _fresh_tables(out: Path) -> Iterator[Path]:
+def fresh_tables(out: Path) -> Iterator[Path]:
     """A directory that becomes ``out/tables`` when all went well."""
     target, partial = out / "tables", out / "tables.partial"
     if target.exists():
@@ -173,34 +173,16 @@ def _run(tasks: list[Path], processes: int) -> None:
 
 
 def _write_searches(folders: Sequence[SearchFolder], tables: Path, temporary: Path) -> None:
-    rows = temporary / "searches.jsonl"
-    with rows.open("w") as file:
-        for number, folder in enumerate(folders):
-            row = {
-                "search": number,
-                "study": folder.study,
-                "curve": folder.curve,
-                "global_batch": folder.global_batch,
-                "repeat": folder.repeat,
-                "group": folder.group,
-                "dataset": folder.dataset,
-                "model": folder.model,
-                "optimizer": folder.optimizer,
-                "train_steps": folder.train_steps,
-                "early_stopping": folder.early_stopping,
-                "parameter_configs": folder.parameter_configs,
-                "extra": folder.extra,
-            }
-            file.write(json.dumps(row) + "\n")
-    columns = ", ".join(
-        f"'{name}': '{kind}'" for name, kind in archive_views.SEARCH_COLUMNS.items()
-    )
-    _copy(
-        f"SELECT * FROM read_json({text(str(rows))}, format = 'newline_delimited', "
-        f"columns = {{{columns}}}) ORDER BY search",
-        tables / "searches.parquet",
-        temporary,
-    )
+    rows: list[dict[str, object]] = []
+    for number, folder in enumerate(folders):
+        facts = {
+            name: getattr(folder, name) for name in archive_views.SEARCH_COLUMNS if name != "search"
+        }
+        rows.append({"search": number, **facts})
+    with connect(temporary) as connection:
+        write_rows(
+            connection, rows, archive_views.SEARCH_COLUMNS, "search", tables / "searches.parquet"
+        )
 
 
 def _write_trials(tables: Path, temporary: Path) -> None:
@@ -210,17 +192,11 @@ def _write_trials(tables: Path, temporary: Path) -> None:
             "archive = no trial of it can be read; the problems: give the directory of the archive"
         )
     listed = ", ".join(text(str(part)) for part in parts)
-    _copy(
-        f"SELECT * FROM read_parquet([{listed}]) ORDER BY place",
-        tables / "trials.parquet",
-        temporary,
-    )
-    for part in parts:
-        part.unlink()
-
-
-def _copy(query: str, path: Path, temporary: Path) -> None:
+    target = text(str(tables / "trials.parquet"))
     with connect(temporary) as connection:
         connection.execute(
-            f"COPY ({query}) TO {text(str(path))} (FORMAT parquet, COMPRESSION zstd)"
+            f"COPY (SELECT * FROM read_parquet([{listed}]) ORDER BY place) TO {target} "
+            "(FORMAT parquet, COMPRESSION zstd)"
         )
+    for part in parts:
+        part.unlink()

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.children import die_with_parent
 from shoal.ledger import measurements
 from shoal.ledger.archive_layout import Metadata, Problem, read_metadata
+from shoal.ledger.archive_views import TRIAL_COLUMNS
 from shoal.ledger.statements import quoted, text
-from shoal.ledger.store import connect
+from shoal.ledger.store import connect, write_rows
 
 if TYPE_CHECKING:
     import duckdb
@@ -187,32 +188,22 @@ class Share:
         return int(row[0]) if row else 0
 
     def _write_trials(self, trials: list[Found], path: Path) -> None:
-        rows = self._temporary / "trials.jsonl"
-        with rows.open("w") as file:
-            for found in trials:
-                status, steps, parameters, extra, _ = found.metadata
-                file.write(
-                    json.dumps(
-                        {
-                            "place": found.place,
-                            "search": found.search,
-                            "trial": found.trial,
-                            "status": status,
-                            "steps": steps,
-                            "parameters": parameters,
-                            "extra": extra,
-                        }
-                    )
-                    + "\n"
-                )
+        rows: list[dict[str, object]] = []
+        for found in trials:
+            status, steps, parameters, extra, _ = found.metadata
+            rows.append(
+                {
+                    "place": found.place,
+                    "search": found.search,
+                    "trial": found.trial,
+                    "status": status,
+                    "steps": steps,
+                    "parameters": parameters,
+                    "extra": extra,
+                }
+            )
         self.trials += len(trials)
-        _copy(
-            self._connection,
-            f"SELECT * FROM read_json({text(str(rows))}, format = 'newline_delimited', columns = "
-            "{place: 'INTEGER', search: 'INTEGER', trial: 'BIGINT', status: 'VARCHAR', "
-            "steps: 'BIGINT', parameters: 'MAP(VARCHAR, DOUBLE)', extra: 'VARCHAR'}) ORDER BY place",
-            path,
-        )
+        write_rows(self._connection, rows, TRIAL_COLUMNS, "place", path)
 
 
 def _read_csv(path: Path, header: tuple[str, ...]) -> str:

@@ -37,6 +37,15 @@ SEARCH_COLUMNS = {
     "parameter_configs": "VARCHAR",
     "extra": "VARCHAR",
 }
+TRIAL_COLUMNS = {
+    "place": "INTEGER",
+    "search": "INTEGER",
+    "trial": "BIGINT",
+    "status": "VARCHAR",
+    "steps": "BIGINT",
+    "parameters": "MAP(VARCHAR, DOUBLE)",
+    "extra": "VARCHAR",
+}
 KIND = " kind"
 
 _KEYS = "s.study, s.curve, s.global_batch, s.repeat, t.trial"
