@@ -79,6 +79,19 @@ class Engine(Protocol):
         """Parameters and buffers by their names in the module; read only, valid until the next call."""
         ...
 
+    def outputs(self, trials: Sequence[int], inputs: Tensor) -> Tensor | None:
+        """What the models give for the same inputs, without a trace on the trials.
+
+        Args:
+            trials: their ids.
+            inputs: samples along the first axis, on the engine's device.
+
+        Returns:
+            Shape (trials, samples, ...), valid until the next call; None where the engine has no quicker
+            way than one model after another, or not for these trials.
+        """
+        ...
+
     def save(self, trial: int) -> SavedTrial:
         """A copy of everything, which later calls do not touch."""
         ...

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from shoal.study.engines.block import Block, Layout, NotStackable
 from shoal.study.engines.task import Task
+from shoal.study.engines.update import LONG_ROW
 from shoal.study.workload import cross_entropy
 
 _RELU_CALLS: tuple[object, ...] = (torch.relu, nn.functional.relu, "relu", "relu_")
@@ -199,6 +200,22 @@ class LayersProgram:
                 torch.sum(d, 2, keepdim=True, out=layer.bias_gradient)
             if layer.back is not None:
                 d = torch.bmm(layer.weight_t, d, out=layer.back)
+
+    @torch.no_grad()
+    def outputs(self, block: Block, rows: int, inputs: Tensor) -> Tensor | None:
+        """Models with short rows side by side; see ``Program``."""
+        if self._layout.numbers > LONG_ROW:
+            return None
+        h = inputs.flatten(1).t().expand(rows, -1, -1)
+        for layer in self._chain:
+            weight = block.parameter_views[layer.weight][:rows]
+            if layer.bias is None:
+                h = torch.bmm(weight, h)
+            else:
+                h = torch.baddbmm(block.parameter_views[layer.bias][:rows, :, None], weight, h)
+            if layer.relu:
+                h.relu_()
+        return h.transpose(1, 2)
 
     def _bind(self, block: Block, rows: int) -> _Plan:
         batch = self._task.global_batch

@@ -44,6 +44,10 @@ class Program(Protocol):
         """
         ...
 
+    def outputs(self, block: Block, rows: int, inputs: Tensor) -> Tensor | None:
+        """What the first rows' models give for the same inputs, (rows, samples, ...), or None."""
+        ...
+
 
 class _At(NamedTuple):
     block: int
@@ -132,6 +136,16 @@ class StackEngine(HeldTrials):
         """Parameters and buffers by name; see the contract."""
         at = self._at[trial]
         return self._blocks[at.block].weights(at.row)
+
+    def outputs(self, trials: Sequence[int], inputs: Tensor) -> Tensor | None:
+        """What the models give for the same inputs; see the contract."""
+        blocks = {self._at[number].block for number in trials}
+        if len(blocks) != 1:
+            return None
+        block, rows = blocks.pop(), [self._at[number].row for number in trials]
+        size = next(size for size in self.sizes if size > max(rows))
+        found = self._program.outputs(self._blocks[block], size, inputs)
+        return found if found is None else found[rows]
 
     def save(self, trial: int) -> SavedTrial:
         """A copy of everything; see the contract."""
