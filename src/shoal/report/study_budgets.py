@@ -20,6 +20,7 @@ from shoal.report.study_style import (
     power_axis,
     title,
 )
+from shoal.report.study_text import by_curve
 from shoal.study.analysis import StudyAnalysis
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def trials_figure(study: StudyAnalysis) -> StudyFigure:
         }
         for e in goal.expected
     ]
-    warned = ", ".join(f"{curve} at {batch:,}" for curve, batch in study.still_falls)
+    warned = by_curve(study.still_falls)
     return StudyFigure(
         name="trials",
         title="Would more trials help?",
@@ -77,6 +78,7 @@ def trials_figure(study: StudyAnalysis) -> StudyFigure:
 
 def _draw_trials(study: StudyAnalysis, width: float) -> Figure:
     from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
 
     goal = study.main
     figure, axes = panels(width, len(goal.curves), across=2, height=3.2)
@@ -124,6 +126,7 @@ def _draw_trials(study: StudyAnalysis, width: float) -> Figure:
             drawn += [*y, *(v for _, v in expected)]
         title(one, curve)
         one.set_xlim(0, most * 1.05)
+        one.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         one.set_ylim(min(drawn) * 0.92, max(drawn) * 1.08)
         name_axes(one, "feasible trials", "S, relative to all trials")
     legend(figure, axes[0], columns=5)

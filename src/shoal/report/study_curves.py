@@ -185,7 +185,7 @@ def draw_points(
         for end in sorted(set(cell.censored_at)):
             _draw_censored(axes, batch, end / scale, look, named=label is None)
             batches.append(batch)
-            values.append(end / scale)
+            values += [end / scale, 1.4 * end / scale]  # room for the arrow
         if cell.centre is not None:
             low, high = cell.interval or (cell.lowest or cell.centre, cell.highest or cell.centre)
             high = high if math.isfinite(high) else cell.centre
@@ -198,7 +198,7 @@ def draw_points(
                 zorder=3,
             )
             batches.append(batch)
-            values += [cell.centre / scale]
+            values += [cell.centre / scale, low / scale, high / scale]
     if line:
         axes.plot(
             [b for b, _ in line],

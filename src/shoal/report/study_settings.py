@@ -64,7 +64,7 @@ def optima_figures(study: StudyAnalysis) -> list[StudyFigure]:
                 name=f"optima-{curve}",
                 title=f"Best settings: {curve}",
                 caption=(
-                    "Of the winners (small marks), and of the five best trials over all repeats (large). Line: "
+                    "Hollow: the winner of each search; filled: the five best trials over all repeats. Line: "
                     "the nearest curve that never falls, to interpolate with. Dashed: the linear rule from the "
                     f"smallest batch; dash-dot: the square root rule. {_exponent_words(goal, curve)}"
                 ),
@@ -77,7 +77,7 @@ def optima_figures(study: StudyAnalysis) -> list[StudyFigure]:
 
 def _exponent_words(goal: GoalAnalysis, curve: str) -> str:
     parts: list[str] = []
-    for name, where in (("all batches", goal.exponents), ("up to B_crit", goal.rising)):
+    for name, where in (("over all batches", goal.exponents), ("up to B_crit", goal.rising)):
         for exponent in where.get(curve, ()):
             if exponent.parameter != "effective_lr":
                 continue
@@ -86,7 +86,7 @@ def _exponent_words(goal: GoalAnalysis, curve: str) -> str:
                 if exponent.interval
                 else ""
             )
-            parts.append(f"{exponent.value:.2f}{between} over {name}")
+            parts.append(f"{exponent.value:.2f}{between} {name}")
     return f"Fitted exponent of the effective learning rate: {'; '.join(parts)}." if parts else ""
 
 
@@ -236,7 +236,7 @@ def _draw_scatter(points: Sequence[ScatterPoint], width: float) -> Figure:
             _draw_contours(one, lrs, rests)
         _draw_outcomes(one, here, flat=flat)
         title(one, f"{batch:,}: {share_within(here):.0%} reached")
-        power_axis(one, "x", lrs, base=10)
+        power_axis(one, "x", lrs, base=10, ticks=4)
         if flat:
             one.set_yticks(sorted({p.key.repeat for p in points}))
             name_axes(one, "learning rate", "repeat")

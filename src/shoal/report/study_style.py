@@ -111,7 +111,9 @@ def name_axes(axes: Axes, x: str, y: str) -> None:
     axes.set_ylabel(y, fontsize=8.5, color=MUTED, labelpad=5)
 
 
-def power_axis(axes: Axes, which: str, values: Sequence[float], *, base: int = 2) -> None:
+def power_axis(
+    axes: Axes, which: str, values: Sequence[float], *, base: int = 2, ticks: int = 7
+) -> None:
     """A logarithmic axis with few ticks at powers of ``base``, written out.
 
     Args:
@@ -119,6 +121,7 @@ def power_axis(axes: Axes, which: str, values: Sequence[float], *, base: int = 2
         which: "x" or "y".
         values: what is drawn along it, positive.
         base: 2 for batches and steps, 10 for rates.
+        ticks: about the most there is room for.
     """
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -130,12 +133,12 @@ def power_axis(axes: Axes, which: str, values: Sequence[float], *, base: int = 2
         axes.set_yscale("log", base=base)
     axis = axes.xaxis if which == "x" else axes.yaxis
     first, last = math.floor(math.log(low, base) + 1e-9), math.ceil(math.log(high, base) - 1e-9)
-    every = max(1, math.ceil((last - first) / 6))
-    ticks = [float(base) ** k for k in range(first, last + 1, every)]
+    every = max(1, math.ceil((last - first) / (ticks - 1)))
+    places = [float(base) ** k for k in range(first, last + 1, every)]
     pad = (high / low) ** 0.04 if high > low else base**0.5
     limits = low / pad, high * pad
     (axes.set_xlim if which == "x" else axes.set_ylim)(*limits)
-    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_locator(FixedLocator(places))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
 

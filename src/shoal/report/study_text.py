@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.report.wording import count, decimal
@@ -77,7 +77,7 @@ def steps_table(goal: GoalAnalysis) -> Table:
         rows=rows,
         note=(
             "S is the best of many trials and partly luck; predict time with S_conf. It lies between two "
-            "points of the evaluation grid; the two columns beside the flags show what a coarser grid, or a second "
+            "points of the evaluation grid; two columns show what a coarser grid, or a second "
             "evaluation that agrees, would make of it (geometric means over the repeats)."
         ),
     )
@@ -258,16 +258,14 @@ def notes_of(study: StudyAnalysis) -> list[str]:
     """What a reader must know before using a number."""
     goal = study.main
     notes: list[str] = []
-    at = sorted(
-        {
-            f"{curve} at {batch:,}"
-            for (curve, batch), edges in goal.edges.items()
-            if any(e.place is Place.BOUNDARY for e in edges)
-        }
+    at = by_curve(
+        place
+        for place, edges in goal.edges.items()
+        if any(e.place is Place.BOUNDARY for e in edges)
     )
     if at:
         notes.append(
-            f"The best settings lie at the boundary of their range: {', '.join(at)}. S there may be too large; "
+            f"The best settings lie at the boundary of their range: {at}. S there may be too large; "
             "recentre and run again."
         )
     if goal.void:
@@ -287,9 +285,20 @@ def notes_of(study: StudyAnalysis) -> list[str]:
     if coarse:
         notes.append(f"Below 20 steps, too few to resolve: {_some(coarse)}.")
     if study.still_falls:
-        some = ", ".join(f"{curve} at {batch:,}" for curve, batch in study.still_falls)
+        some = by_curve(study.still_falls)
         notes.append(f"More trials would still have lowered S by more than 10 %: {some}.")
     return notes
+
+
+def by_curve(places: Iterable[tuple[str, int]]) -> str:
+    """Places in words: ``sgd at 4, 8; nesterov at 2``."""
+    found: dict[str, list[int]] = {}
+    for curve, batch in places:
+        found.setdefault(curve, []).append(batch)
+    return "; ".join(
+        f"{curve} at {', '.join(f'{batch:,}' for batch in sorted(batches))}"
+        for curve, batches in sorted(found.items())
+    )
 
 
 def _some(keys: Sequence[object]) -> str:
