@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shoal.reproduce.dynamic.run import Options
     from shoal.reproduce.result import Result, Table
 
 NOT_SHOWN = 3
@@ -60,11 +61,8 @@ def dynamic(
     ] = None,
 ) -> None:
     """Dynamic Mini-batch SGD (Lin et al. 2019): the learning rate follows the workers on a ramp."""
-    from shoal.errors import ShoalError
-    from shoal.fleet.supervisor.rundir import check_writable
-    from shoal.reproduce.dynamic.run import Options, run_dynamic
+    from shoal.reproduce.dynamic.run import Options
 
-    check_writable(out, "--out")  # before hours of work that could not be kept
     options = Options(
         directory=out,
         is_quick=quick,
@@ -72,20 +70,26 @@ def dynamic(
         seed_base=seed_base,
         long_cells=long_cells,
     )
-    try:
-        result = run_dynamic(options, sys.stderr)
-    except ShoalError as error:
-        typer.echo(f"shoal reproduce dynamic: {error}", err=True)
-        raise typer.Exit(error.exit_code) from None
-    except OSError as error:
-        typer.echo(f"shoal reproduce dynamic: {error}", err=True)
-        raise typer.Exit(1) from None
+    result = _run_dynamic(options)
     if as_json:
         typer.echo(json.dumps(result.to_dict(), allow_nan=False, ensure_ascii=False))
     else:
         _show(result, out)
     if strict and not result.all_asked_shown:
         raise typer.Exit(NOT_SHOWN)
+
+
+def _run_dynamic(options: Options) -> Result:
+    from shoal.errors import ShoalError
+    from shoal.fleet.supervisor.rundir import check_writable
+    from shoal.reproduce.dynamic.run import run_dynamic
+
+    try:
+        check_writable(options.directory, "--out")  # before hours of work that could not be kept
+        return run_dynamic(options, sys.stderr)
+    except (ShoalError, OSError) as error:
+        typer.echo(f"shoal reproduce dynamic: {error}", err=True)
+        raise typer.Exit(error.exit_code if isinstance(error, ShoalError) else 1) from None
 
 
 def _show(result: Result, directory: Path) -> None:

@@ -109,8 +109,11 @@ def run(
         notice_file=notice_file,
         report=report,
     )
-    code = _join(settings, join, token_file) if join is not None else _supervise(settings, as_json)
-    raise typer.Exit(code)
+    raise typer.Exit(_start(settings, as_json, join, token_file))
+
+
+def _start(settings: Settings, as_json: bool, join: str | None, token_file: Path | None) -> int:
+    return _supervise(settings, as_json) if join is None else _join(settings, join, token_file)
 
 
 def _settings(workers: str, script: Path | None, **fields: Any) -> Settings:
