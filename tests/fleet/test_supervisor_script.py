@@ -5,7 +5,7 @@ import doctest
 import pytest
 
 from shoal.errors import UsageError
-from shoal.fleet.supervisor.script import Event, check, load, parse, workers_at
+from shoal.fleet.supervisor.script import Event, check, counts, load, parse
 
 DEMO = """
 [[event]]
@@ -49,11 +49,9 @@ def test_an_event_is_due_from_its_mark_on():
     assert Event(action="join", at_step=0).is_due(step=0, samples=0)
 
 
-def test_workers_follow_the_events_that_have_happened():
-    events = parse(DEMO)
-    counts = [workers_at(events, 2, step=step, samples=0) for step in (39, 40, 60, 80, 90)]
-    assert counts == [2, 1, 0, 0, 0]
-    assert workers_at(events, 1, step=100, samples=55000) == 1
+def test_workers_follow_the_events():
+    assert counts(parse(DEMO), 2) == [2, 4, 3, 2, 2, 2]
+    assert counts((), 3) == [3]
 
 
 @pytest.mark.parametrize(

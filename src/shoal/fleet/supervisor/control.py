@@ -230,8 +230,6 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
-    # Two supervisors on one port must not share it; a restart within a minute must get it.
-    allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], token: str, verbs: Verbs) -> None:
         self.token, self.verbs = token, verbs
@@ -241,6 +239,7 @@ class _Server(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         """Bind without the name look-up of the base class, which can take seconds."""
+        # A restart within a minute must get the port; two supervisors cannot share it all the same.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()

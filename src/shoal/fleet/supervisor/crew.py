@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 from shoal.fleet.supervisor.environment import lowest_free, worker_environment
-from shoal.fleet.supervisor.member import Member
-from shoal.fleet.supervisor.premises import Premises
-from shoal.fleet.supervisor.processes import Process
+from shoal.fleet.supervisor.processes import Nursery, Process
+from shoal.fleet.supervisor.rundir import log_file
 from shoal.fleet.supervisor.settings import Settings
 
 
@@ -18,40 +16,45 @@ class Crew:
 
     Args:
         settings: of the run.
-        premises: start the processes, and have the address and the token that they are given.
-        log: the log file of a worker by its name.
+        nursery: starts the processes.
+        control: ``HOST:PORT`` of the control endpoint, for the workers.
+        token: the run's secret.
 
     Attributes:
         processes: those that are there, by the workers' names.
     """
 
-    def __init__(self, settings: Settings, premises: Premises, log: Callable[[str], Path]) -> None:
-        self._settings, self._premises, self._log = settings, premises, log
+    def __init__(self, settings: Settings, nursery: Nursery, control: str, token: str) -> None:
+        self._settings, self._nursery = settings, nursery
+        self._control, self._token = control, token
         self.processes: dict[str, Process] = {}
         self._slots: dict[str, int] = {}  # places on this machine
 
     def __contains__(self, name: str) -> bool:
         return name in self.processes
 
-    def start(self, member: Member) -> None:
-        """Start the process of a new member."""
-        settings, premises = self._settings, self._premises
-        slot = lowest_free(self._slots.values())
-        process = premises.nursery.start(
+    def start(self, name: str) -> int:
+        """Start a worker's process; its id.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        settings, slot = self._settings, lowest_free(self._slots.values())
+        process = self._nursery.start(
             "worker_main.py",
             [str(settings.train_script), *settings.arguments],
-            worker_environment(settings, member.name, slot, premises.address, premises.token),
-            self._log(member.name),
+            worker_environment(settings, name, slot, self._control, self._token),
+            log_file(settings.run_dir, name),
         )
-        member.pid = process.pid
-        self.processes[member.name], self._slots[member.name] = process, slot
+        self.processes[name], self._slots[name] = process, slot
+        return process.pid
 
     def take_ended(self) -> Iterator[tuple[str, int]]:
         """Names and exit statuses of those that have ended since the last call."""
         for name, process in list(self.processes.items()):
             code = process.poll()
             if code is not None:
-                self._premises.nursery.forget(process)
+                self._nursery.forget(process)
                 del self.processes[name], self._slots[name]
                 yield name, code
 

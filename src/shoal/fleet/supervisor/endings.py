@@ -6,9 +6,9 @@ import signal
 from dataclasses import dataclass
 
 from shoal.fleet.supervisor.member import Member
-from shoal.fleet.supervisor.worker_main import DIVERGED
+from shoal.fleet.supervisor.worker_main import DIVERGED, RESUMABLE
 
-SUCCESS, FAILURE, USER_ERROR, RESUMABLE = 0, 1, 2, 75
+SUCCESS, FAILURE, USER_ERROR = 0, 1, 2
 # A second interrupt ends a run at once, as it ends any other command.
 INTERRUPTED = 128 + signal.SIGINT
 # Signals a process raises by failing itself; any other came from outside.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from shoal.fleet.supervisor.script import counts
 from shoal.fleet.supervisor.settings import Settings
 
 
@@ -13,11 +14,7 @@ def threads_per_worker(settings: Settings) -> int:
 
     One number for the whole run: results depend on it (sums are split by threads).
     """
-    most = settings.start
-    workers = settings.start
-    for event in settings.events:
-        workers += event.workers_change
-        most = max(most, workers)
+    most = max(counts(settings.events, settings.start))
     usable = getattr(os, "sched_getaffinity", None)
     cores = len(usable(0)) if usable is not None else os.cpu_count() or 1
     return max(1, cores // most)

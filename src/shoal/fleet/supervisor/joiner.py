@@ -15,11 +15,11 @@ from typing import TextIO
 
 from shoal.errors import UsageError
 from shoal.fleet.supervisor import rundir
+from shoal.fleet.supervisor.crew import Crew
 from shoal.fleet.supervisor.endings import FAILURE, INTERRUPTED, RESUMABLE, SUCCESS, USER_ERROR
-from shoal.fleet.supervisor.environment import lowest_free, worker_environment
 from shoal.fleet.supervisor.forwarding import MetricsForwarder
 from shoal.fleet.supervisor.notice import NoticeFile
-from shoal.fleet.supervisor.processes import Nursery, Process, last_line, last_traceback
+from shoal.fleet.supervisor.processes import Nursery, last_line, last_traceback
 from shoal.fleet.supervisor.screen import event_line
 from shoal.fleet.supervisor.script_watch import ScriptWatch
 from shoal.fleet.supervisor.settings import Settings
@@ -102,8 +102,8 @@ class Joiner:
         self._signals = Signals()
         self._nursery = Nursery(settings.python)
         self._nursery.say = self._say
-        self._processes: dict[str, Process] = {}
-        self._slots: dict[str, int] = {}
+        self._crew = Crew(self._settings, self._nursery, address, token)
+        self._processes = self._crew.processes
         self._unneeded: set[str] = set()  # ended before they had begun
         self._notice = NoticeFile(settings.notice_file)
         self._script = ScriptWatch(settings.train_script)
@@ -148,22 +148,14 @@ class Joiner:
         return [str(name) for name in names] if isinstance(names, list) else [], reply
 
     def _start(self, name: str) -> None:
-        settings, slot = self._settings, lowest_free(self._slots.values())
-        self._slots[name] = slot
         try:
-            self._processes[name] = self._nursery.start(
-                "worker_main.py",
-                [str(settings.train_script), *settings.arguments],
-                worker_environment(settings, name, slot, self._address, self._token),
-                settings.run_dir / "logs" / f"{name}.log",
-            )
+            pid = self._crew.start(name)
         except OSError as error:
-            del self._slots[name]
             self._code = FAILURE
             self._message = f"{name} could not be started: {error.strerror or error}"
             self._report_end(name, FAILURE)
-            return
-        self._say(f"[worker_started] worker {name} · pid {self._processes[name].pid}")
+        else:
+            self._say(f"[worker_started] worker {name} · pid {pid}")
 
     def _obey_signals(self) -> None:
         now = time.monotonic()
@@ -187,7 +179,7 @@ class Joiner:
                 self._client.call("leave", {"name": name})
             except (OSError, Refused):
                 # Without the supervisor the worker's own signal handler does the same.
-                self._processes[name].send(signal.SIGTERM)
+                self._crew.terminate(name)
 
     def _obey_orders(self, now: float) -> None:
         """Kill workers that the supervisor found hung; notice when it is gone."""
@@ -206,10 +198,10 @@ class Joiner:
         self._answered_at = now
         self._stopping = self._stopping or reply.get("stopping") is True
         for name in self._named(reply, "kill"):
-            self._processes[name].kill()
+            self._crew.kill(name)
         for name in self._named(reply, "end"):
             self._unneeded.add(name)
-            self._processes[name].send(signal.SIGTERM)
+            self._crew.terminate(name)
         for name in self._processes:
             self._forward(name)
 
@@ -226,17 +218,12 @@ class Joiner:
         )
 
     def _reap(self) -> None:
-        for name, process in list(self._processes.items()):
-            code = process.poll()
-            if code is None:
-                continue
-            self._nursery.forget(process)
-            del self._processes[name], self._slots[name]
+        for name, code in self._crew.take_ended():
             self._say(f"[worker_exited] worker {name} · code {code}")
             self._forward(name)
             self._report_end(name, code)
             if name not in self._unneeded:
-                self._after_end(process, code)
+                self._after_end(name, code)
 
     def _report_end(self, name: str, code: int) -> None:
         try:
@@ -249,17 +236,18 @@ class Joiner:
             with contextlib.suppress(OSError, Refused):
                 self._forwarder.forward(name)
 
-    def _after_end(self, process: Process, code: int) -> None:
+    def _after_end(self, name: str, code: int) -> None:
+        log = rundir.log_file(self._settings.run_dir, name)
         if code in (SUCCESS, RESUMABLE) or self._stopping:
             self._code = max(self._code, RESUMABLE if code == RESUMABLE else SUCCESS)
         elif code in (USER_ERROR, DIVERGED):
             self._code = USER_ERROR if code == USER_ERROR else FAILURE
-            self._message, self._restarts_left = last_line(process.log), 0
+            self._message, self._restarts_left = last_line(log), 0
         elif self._restarts_left > 0:
             self._restarts_left -= 1
             self._rejoin()
         else:
-            self._code, self._message = FAILURE, last_traceback(process.log)
+            self._code, self._message = FAILURE, last_traceback(log)
 
     def _rejoin(self) -> None:
         try:

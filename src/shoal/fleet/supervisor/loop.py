@@ -66,7 +66,9 @@ class Supervisor:
         self._coordinator = self._premises.coordinator
         self.roster.reserve_names(self._premises.names_used)
         self.roster.coordinator = self._coordinator.address
-        self._crew = Crew(settings, self._premises, self._out.log)
+        self._crew = Crew(
+            settings, self._premises.nursery, self._premises.address, self._premises.token
+        )
         self._end = Stop()
         self._aftermath = Aftermath(settings, self.roster, self._out, self._end)
         self._watchdog = Watchdog(settings.hang_seconds, LENIENCY * settings.hang_seconds)
@@ -261,7 +263,7 @@ class Supervisor:
             self._watch_script(now, at_once=True)
             member = self.roster.add()
             try:
-                self._crew.start(member)
+                member.pid = self._crew.start(member.name)
             except OSError as error:
                 self.roster.ended(member.name, FAILURE)
                 self._aftermath.unstarted(member, error, now)

@@ -14,6 +14,7 @@ from shoal.errors import UsageError
 from shoal.fleet.supervisor import summary
 from shoal.fleet.supervisor.follow import LogFollower
 from shoal.fleet.supervisor.kept import KeptJournal
+from shoal.fleet.supervisor.rundir import log_file
 from shoal.fleet.supervisor.screen import View, event_line, open_screen
 from shoal.fleet.supervisor.settings import Settings
 
@@ -62,7 +63,7 @@ class Outputs:
 
     def log(self, name: str) -> Path:
         """The log file of a process."""
-        return self._logs.setdefault(name, self._run_dir / "logs" / f"{name}.log")
+        return self._logs.setdefault(name, log_file(self._run_dir, name))
 
     def line(self, text: str) -> None:
         """Show a line."""

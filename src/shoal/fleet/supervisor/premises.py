@@ -46,7 +46,7 @@ class Premises:
             self._lock = lock
             self.nursery = Nursery(settings.python)
             undo.callback(self.nursery.close)
-            log = run_dir / "logs" / "coordinator.log"
+            log = rundir.log_file(run_dir, "coordinator")
             self.coordinator = Coordinator(settings, self.nursery, log)
             rundir.write_control(run_dir, settings.reachable, self._control.port, self._token)
             undo.pop_all()

@@ -25,10 +25,9 @@ HERE = Path(__file__).parent
 class Process:
     """One child in a process group of its own."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen
         self.pid = popen.pid
-        self.log = log
 
     def poll(self) -> int | None:
         """Its exit status (negative: the signal that ended it), None while it runs.
@@ -102,7 +101,7 @@ class Nursery:
                 env={**environment, PARENT_VARIABLE: str(os.getpid())},
                 start_new_session=True,
             )
-        process = Process(popen, log)
+        process = Process(popen)
         self._children.append(process)
         self._tell("+", process.pid)
         return process

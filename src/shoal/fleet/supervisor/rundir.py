@@ -130,6 +130,11 @@ def check_fresh(run_dir: Path, resume: bool) -> int:
     return 1 + max((int(n[1:]) for n in names if n[1:].isdigit()), default=-1)
 
 
+def log_file(run_dir: Path, name: str) -> Path:
+    """Where what a worker, or the coordinator, prints is kept."""
+    return run_dir / "logs" / f"{name}.log"
+
+
 def is_shared(run_dir: Path, token: str) -> bool:
     """Whether this is the directory of the run with that token, seen from a machine that joined it."""
     try:

@@ -18,8 +18,9 @@ A script is a TOML file of ``[[event]]`` tables. Each has one mark, ``at_step`` 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from shoal.errors import UsageError
@@ -114,35 +115,29 @@ def load(path: str | Path) -> tuple[Event, ...]:
     return parse(text, str(path))
 
 
-def workers_at(
-    events: Iterable[Event], start: int, *, step: float = -1, samples: float = -1
-) -> int:
-    """Number of workers once the fleet has committed ``step`` steps and ``samples`` samples.
+def counts(events: Iterable[Event], start: int) -> list[int]:
+    """Numbers of workers, ``start`` and that after each event.
 
-    Events whose mark is reached have happened; ``start`` is the number the run begins with.
+    Events are taken in the order of the file, which is the order of their marks in any sane script.
 
     Example:
         >>> join = "[[event]]\\nat_step = 40\\njoin = 2"
-        >>> events = parse(join + "\\n[[event]]\\nat_step = 80\\nkill = 1")
-        >>> [workers_at(events, 1, step=s) for s in (39, 40, 80)]
+        >>> counts(parse(join + "\\n[[event]]\\nat_step = 80\\nkill = 1"), 1)
         [1, 3, 2]
     """
-    return start + sum(event.workers_change for event in events if event.is_due(step, samples))
+    return list(accumulate((event.workers_change for event in events), initial=start))
 
 
 def check(
-    events: Iterable[Event], start: int, minimum: int, maximum: int, source: str = "script"
+    events: Sequence[Event], start: int, minimum: int, maximum: int, source: str = "script"
 ) -> None:
     """Refuse a script that would leave the range of workers.
-
-    Events are taken in the order of the file, which is the order of their marks in any sane script.
 
     Raises:
         UsageError: after some event there would be too few or too many workers.
     """
-    workers = start
-    for number, event in enumerate(events, start=1):
-        workers += event.workers_change
+    for number, workers in enumerate(counts(events, start)[1:], start=1):
+        event = events[number - 1]
         if not minimum <= workers <= maximum:
             raise UsageError(
                 f"{source}: event {number} ({event.action} = {event.count}) makes {workers} "

@@ -9,13 +9,13 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shoal.fleet.supervisor.endings import RESUMABLE
 from shoal.fleet.supervisor.lineage import committed, coverage
 from shoal.ledger.journal import read
 
 Row = Mapping[str, object]
 MEMBERSHIP_KINDS = ("join", "leave", "kill")
 NEW_STARTS = ("start", "fleet_lost")  # all workers after it go on from a checkpoint
-RESUMABLE = 75
 
 
 def build(run_dir: Path, exit_code: int, more: Iterable[Row] = ()) -> dict[str, object]:
