@@ -54,7 +54,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a study would train and how long it would take, before anything runs."""
-    with _one_line("plan"):
+    with one_line("plan"):
         from shoal.study.plan import plan as planned
         from shoal.study.plan import render
 
@@ -82,7 +82,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run a study, or go on with it: after Ctrl-C or a kill the same command continues."""
-    with _one_line("run"):
+    with one_line("run"):
         from shoal.study.conclude import conclude
         from shoal.study.run import Running, run_study
         from shoal.study.screen import Onlooker
@@ -103,7 +103,7 @@ def run(
 @study.command("status")
 def status(study: DirectoryArgument, as_json: JsonOption = False) -> None:
     """Say how far a study is, without disturbing who works on it."""
-    with _one_line("status"):
+    with one_line("status"):
         from shoal.study.run import open_study
         from shoal.study.screen import lines, title
         from shoal.study.status import seconds_left, status_of
@@ -123,7 +123,7 @@ def status(study: DirectoryArgument, as_json: JsonOption = False) -> None:
 @study.command("curve")
 def curve(study: DirectoryArgument, as_json: JsonOption = False) -> None:
     """Analyse what a study has measured so far, and write its page, figures and tables."""
-    with _one_line("curve"):
+    with one_line("curve"):
         from shoal.study.conclude import conclude
         from shoal.study.run import open_study
 
@@ -166,7 +166,7 @@ def _print(document: dict[str, object], lines: list[str], *, as_json: bool) -> N
 
 
 @contextlib.contextmanager
-def _one_line(verb: str) -> Iterator[None]:
+def one_line(verb: str) -> Iterator[None]:
     """A user's mistake, a stop or a full disk ends as one line and its exit status."""
     from shoal.errors import ShoalError
 
@@ -186,4 +186,6 @@ def _one_line(verb: str) -> Iterator[None]:
 
 def register(app: typer.Typer) -> None:
     """Add the verb to the command line's application."""
+    import shoal.cli.study_data  # noqa: F401  (adds its commands)
+
     app.add_typer(study)

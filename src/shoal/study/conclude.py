@@ -10,6 +10,7 @@ from shoal.study.analysis import StudyAnalysis, analyse, searched_parameters, se
 from shoal.study.directory import StudyDirectory
 from shoal.study.records import SearchKey
 from shoal.study.run import open_study
+from shoal.study.spec import StudySpec
 from shoal.study.tables import read_study
 
 
@@ -98,15 +99,8 @@ def conclude(directory: StudyDirectory) -> Conclusion:
     from shoal.ledger.columnar import compact
     from shoal.report.study_page import write_study_report
 
-    directory, spec = open_study(directory.path)
-    content: Any = directory.spec()
     compact(directory.path)
-    analysis = analyse(
-        read_study(directory.path),
-        settings_of(spec, train_samples=content["train_samples"]),
-        name=spec.name,
-        parameters=searched_parameters(spec),
-    )
+    directory, spec, analysis = analysed(directory.path)
     keys = spec.searches()
     ends = {key: end for key in keys if (end := directory.end_of(key)) is not None}
     return Conclusion(
@@ -117,6 +111,23 @@ def conclude(directory: StudyDirectory) -> Conclusion:
         done=len(ends),
         warnings=tuple(warnings(ends)),
     )
+
+
+def analysed(path: Path) -> tuple[StudyDirectory, StudySpec, StudyAnalysis]:
+    """A study and what its rows say so far.
+
+    Raises:
+        UsageError: there is no study, or nothing was measured yet.
+    """
+    directory, spec = open_study(path)
+    content: Any = directory.spec()
+    analysis = analyse(
+        read_study(directory.path),
+        settings_of(spec, train_samples=content["train_samples"]),
+        name=spec.name,
+        parameters=searched_parameters(spec),
+    )
+    return directory, spec, analysis
 
 
 def warnings(ends: dict[SearchKey, Any]) -> list[str]:
