@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
+from shoal.ledger.study_rows import StudyWriter
 from shoal.study.grid import Grid
 from shoal.study.records import (
     CONFIRM,
@@ -119,7 +121,8 @@ class Planted:
         at = truth.steps(key.global_batch) * (1 + off * off)
         at *= math.exp(truth.luck * random.standard_normal())
         ends = effective > truth.diverges_above * truth.best_lr(key.global_batch)
-        diverges = int(at * random.uniform(0.05, 0.5)) if ends else None
+        early = random.uniform(0.02, 0.3) * truth.steps(key.global_batch)
+        diverges = int(early) if ends else None
         found = []
         for step in self.grid:
             noise = math.exp(truth.flutter * random.standard_normal())
@@ -179,9 +182,60 @@ class Planted:
             key=key, trials=trials, curves=curves, outcomes=outcomes, state="done", draws=seeds
         )
 
+    def write(self, directory: Path, confirm: Sequence[tuple[str, int]] = ()) -> None:
+        """All searches as rows of two journals, with given-up attempts and rewritten rows in between.
+
+        Args:
+            directory: of the study.
+            confirm: curves and batches whose best winner is run again.
+        """
+        found = [self.search(key) for key in self.keys()]
+        found += [self.confirmation(self._best(found, *place)) for place in confirm]
+        for half in (0, 1):
+            with StudyWriter(directory / "rows" / f"runner-{half}.jsonl") as rows:
+                for data in found[half::2]:
+                    _write(rows, data)
+
+    def _best(self, found: Sequence[SearchData], curve: str, batch: int) -> Trial:
+        from shoal.study.records import hardest
+        from shoal.study.search_summary import summarise
+
+        rows = [
+            summarise(d, hardest(self.goals), self.settings)
+            for d in found
+            if (d.key.curve, d.key.global_batch) == (curve, batch)
+        ]
+        best = min((r for r in rows if r.steps is not None), key=lambda r: r.steps or 0)
+        assert best.winner is not None
+        return best.winner.trial
+
     def tables(self) -> StudyTables:
         return StudyTables.of(self.search(key) for key in self.keys())
 
     def _random(self, key: SearchKey, more: int = 0) -> np.random.Generator:
         number = sorted(self.truths).index(key.curve)
         return np.random.default_rng([self.seed, number, key.global_batch, key.repeat + 1, more])
+
+
+def _write(rows: StudyWriter, data: SearchData) -> None:
+    for trial, curve, outcome in zip(data.trials, data.curves, data.outcomes, strict=True):
+        if trial.id % 5 == 0:
+            # An attempt that was given up: its far better curve must never be read.
+            rows.trial(trial, attempt=f"old-{trial.id}", engine="pool", segment=0)
+            for evaluation in curve.evaluations[:6]:
+                metrics = {METRIC: Measured(1e-6), TEST: Measured(1e-6)}
+                lie = Evaluation(step=evaluation.step, metrics=metrics)
+                rows.evaluation(data.key, trial.id, lie, attempt=f"old-{trial.id}", segment=0)
+        attempt = f"new-{trial.id}"
+        rows.trial(trial, attempt=attempt, engine="vmap", segment=1)
+        for place, evaluation in enumerate(curve.evaluations):
+            if place % 11 == 3:
+                # Written before a kill, measured again after it: the larger segment counts.
+                lie = Evaluation(step=evaluation.step, metrics={METRIC: Measured(1e-6)})
+                rows.evaluation(data.key, trial.id, lie, attempt=attempt, segment=1)
+            rows.evaluation(data.key, trial.id, evaluation, attempt=attempt, segment=2)
+        if outcome is not None:
+            step = max(curve.step, 0)
+            rows.outcome(data.key, trial.id, outcome, step, attempt=attempt, segment=2)
+    if data.state is not None and data.key.repeat != CONFIRM:
+        rows.search(data.key, data.state, end=data.end, draws=data.draws, segment=2)
