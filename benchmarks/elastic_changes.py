@@ -200,7 +200,8 @@ def kill_and_join_rows(out: Path, *, kills: int, pairs: int) -> list[Row]:
     peer = None
     rng = random.Random(7)
     gaps: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    ours, theirs = [], []
+    ours: list[float] = []
+    theirs: list[float] = []
     try:
         for i in range(kills):
             time.sleep(rng.uniform(0.2, 0.7))
@@ -209,19 +210,10 @@ def kill_and_join_rows(out: Path, *, kills: int, pairs: int) -> list[Row]:
             fleet.wait_for(3)
         step = fleet.step_seconds()
         joins = join_rows(fleet, step)
-        fleet.pause(True)
-        peer = Torchrun(out / "torchrun", 3, KILL_SIZE)
-        for i in range(pairs):
-            peer.pause(True)
-            fleet.pause(False)
-            fleet.wait_for(3)
-            time.sleep(rng.uniform(0.2, 0.7))
-            ours.append(_kill(fleet, "random", i, rng))
-            fleet.wait_for(3)
+        if pairs:
             fleet.pause(True)
-            peer.pause(False)
-            time.sleep(rng.uniform(0.7, 1.2))
-            theirs.append(peer.kill(i % 3))
+            peer = Torchrun(out / "torchrun", 3, KILL_SIZE)
+            ours, theirs = _pairs_with(peer, fleet, pairs, rng)
         restarts = _restarts(fleet)
     finally:
         fleet.stop()
@@ -244,6 +236,25 @@ def kill_and_join_rows(out: Path, *, kills: int, pairs: int) -> list[Row]:
             )
         )
     return rows + joins
+
+
+def _pairs_with(
+    peer: Torchrun, fleet: Watched, pairs: int, rng: random.Random
+) -> tuple[list[float], list[float]]:
+    """Kill one worker here and one there, in turn; the side that is not measured stands still."""
+    ours, theirs = [], []
+    for i in range(pairs):
+        peer.pause(True)
+        fleet.pause(False)
+        fleet.wait_for(3)
+        time.sleep(rng.uniform(0.2, 0.7))
+        ours.append(_kill(fleet, "random", i, rng))
+        fleet.wait_for(3)
+        fleet.pause(True)
+        peer.pause(False)
+        time.sleep(rng.uniform(0.7, 1.2))
+        theirs.append(peer.kill(i % 3))
+    return ours, theirs
 
 
 def _kill(fleet: Watched, kind: str, number: int, rng: random.Random) -> float:
