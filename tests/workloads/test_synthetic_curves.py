@@ -7,22 +7,20 @@ import numpy as np
 import pytest
 
 from shoal.study import Budget, CurveSpec, Goal, Grid, Log, Space, StudySpec
-from shoal.study.design import draws
 from shoal.study.edges import Place, cell_edges
 from shoal.study.fit import TradeoffFit, fit_curve
 from shoal.study.intervals import repeated_steps
 from shoal.study.records import SearchKey, Trial
 from shoal.study.regimes import regimes
-from shoal.study.search import Search, State
 from shoal.study.search_summary import AnalysisSettings, SearchSummary, summarise
 from shoal.study.steps_to_result import Reach
-from shoal.study.tables import SearchData
 from shoal.workloads.synthetic_curves import (
     SyntheticCurves,
     SyntheticEngine,
     SyntheticMeasuring,
     chained,
 )
+from workloads.synthetic_study import carry_out
 
 GRID = Grid(ratio=1.05)
 GOAL = Goal(metric="val/classification_error", value=0.1)
@@ -54,25 +52,6 @@ def spec(curves: SyntheticCurves, space: Space = WIDE, **changes: object) -> Stu
         "grid": GRID,
     }
     return StudySpec(**(values | changes))  # type: ignore[arg-type]
-
-
-def carry_out(study: StudySpec, curves: SyntheticCurves, key: SearchKey) -> SearchData:
-    """One search in memory, without engine or files."""
-    search = Search(study.goals, study.budget, study.grid.points(study.budget.steps))
-    drawn = draws(study, key, 0, study.budget.draws)
-    while not search.finished:
-        for number, step in search.wanted().items():
-            search.add(number, curves.evaluation(drawn[number], step))
-    result = search.result()
-    return SearchData(
-        key=key,
-        trials=drawn[: result.members],
-        curves=[search.curves[number] for number in range(result.members)],
-        outcomes=[o.outcome for o in result.outcomes],
-        end=result.end,
-        state="short" if result.state is State.SHORT else "done",
-        draws=result.members,
-    )
 
 
 def study_of(curves: SyntheticCurves, **changes: object) -> tuple[StudySpec, list[SearchSummary]]:
