@@ -54,10 +54,11 @@ def test_planted_regimes_are_shown(analysis: StudyAnalysis) -> None:
     assert claims["P5"].value["ratio"] == pytest.approx(28 / 103, rel=0.15)  # type: ignore[index]
     smoke = by_id(digits.judge_quick(analysis, (3,)))
     assert smoke["Q3"].verdict is Verdict.SHOWN and smoke["Q5"].verdict is Verdict.SHOWN
-    # The planted rate is linear to B = 50: 4 times below the linear rule it never is on this plateau.
+    # The planted rate is linear to B = 50, then constant; the plateau begins at 256.
     p7 = claims["P7"].value
     assert p7["rises by"] == pytest.approx(50, rel=0.3)  # type: ignore[index]
-    assert claims["P7"].verdict is Verdict.NOT_SHOWN
+    assert p7["below the linear rule by"] == pytest.approx(256 / 50, rel=0.3)  # type: ignore[index]
+    assert claims["P7"].verdict is Verdict.SHOWN
     assert all(claim.seeds == (1811,) for claim in claims.values())
 
 
