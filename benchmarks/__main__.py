@@ -1,4 +1,4 @@
-"""``python -m benchmarks elastic [--rows step,kill,...] [--quick] [--json]``."""
+"""``python -m benchmarks elastic|order|ledger [--rows step,kill,...] [--quick] [--json]``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from benchmarks import elastic, order
+from benchmarks import elastic, ledger, order
 
 
 def line(row: dict[str, object]) -> str:
@@ -23,21 +23,22 @@ def line(row: dict[str, object]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=("elastic", "order"))
-    parser.add_argument(
-        "--rows", help=f"of elastic, separated by commas: {','.join(elastic.GROUPS)}"
-    )
+    parser.add_argument("name", choices=("elastic", "order", "ledger"))
+    known = {"elastic": elastic, "ledger": ledger}
+    listed = "; ".join(f"{name}: {','.join(module.GROUPS)}" for name, module in known.items())
+    parser.add_argument("--rows", help=f"groups of rows, separated by commas. {listed}")
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--json", action="store_true", help="one document on stdout")
     arguments = parser.parse_args()
     if arguments.name == "order":
         rows = order.run()
     else:
-        groups = arguments.rows.split(",") if arguments.rows else elastic.GROUPS
-        unknown = sorted(set(groups) - set(elastic.GROUPS))
+        module = known[arguments.name]
+        groups = arguments.rows.split(",") if arguments.rows else module.GROUPS
+        unknown = sorted(set(groups) - set(module.GROUPS))
         if unknown:
-            sys.exit(f"--rows {unknown[0]}; known are {', '.join(elastic.GROUPS)}")
-        rows = elastic.run(groups, quick=arguments.quick)
+            sys.exit(f"--rows {unknown[0]}; known are {', '.join(module.GROUPS)}")
+        rows = module.run(groups, quick=arguments.quick)
     if arguments.json:
         print(json.dumps({"rows": rows}))
         return

@@ -26,6 +26,7 @@ from shoal.ledger.statements import text
 from shoal.ledger.store import connect, write_rows, write_whole
 
 _SHARES_PER_PROCESS = 4
+_LEAST_SHARE = 5000  # trials; a process takes longer to start than to read fewer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,6 @@ class ArchiveReport:
     Args:
         searches, trials, evaluations, values: how many were imported.
         problems: files that were broken or odd, each with what was done about it.
-        search: the imported searches in the order of their numbers.
     """
 
     searches: int
@@ -64,9 +64,11 @@ def import_archive(
         Counts, and what was broken.
 
     Raises:
-        UsageError: nothing to import, or ``out`` holds tables already.
+        UsageError: nothing to import, ``out`` holds tables already, or no processes.
     """
     directory, out = Path(directory), Path(out)
+    if processes < 1:
+        raise UsageError(f"processes = {processes}; at least 1 reads the files; correct it")
     if not directory.is_dir():
         raise UsageError(
             f"archive = {directory}; there is no such directory; give the unpacked one"
@@ -128,7 +130,9 @@ def _read_all(
 ) -> list[dict]:
     """Deal the searches to processes, in shares of about equally many trials."""
     total = sum(len(folder.trials) for folder in folders)
-    target = max(1, total // (processes * _SHARES_PER_PROCESS))
+    target = max(
+        total // (processes * _SHARES_PER_PROCESS), min(total // processes, _LEAST_SHARE), 1
+    )
     shares: list[list[dict[str, object]]] = [[]]
     place = taken = 0
     for number, folder in enumerate(folders):
@@ -158,7 +162,7 @@ def _run(tasks: list[Path], processes: int) -> None:
     waiting, running = list(reversed(tasks)), []
     try:
         while waiting or running:
-            while waiting and len(running) < max(1, processes):
+            while waiting and len(running) < processes:
                 command = [sys.executable, "-m", "shoal.ledger.archive_part", str(waiting.pop())]
                 running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
             first = running.pop(0)
