@@ -225,10 +225,11 @@ def interval(searches: list[Search], all_of_curve: list[list[Search]]) -> tuple 
     if any(s.steps is None for s in counted) or len(counted) < 2:
         return None
     logs = np.log([s.steps for s in counted])
+    # The grid alone: a uniform error over a step's width.
+    least = np.mean([math.log(s.steps / max(s.previous, s.steps / 2)) for s in counted]) / 12**0.5
     if len(logs) > 2:
-        low, high = stats.t.interval(
-            0.95, len(logs) - 1, loc=logs.mean(), scale=stats.sem(logs, ddof=1)
-        )
+        scale = max(float(logs.std(ddof=1)), least) / math.sqrt(len(logs))
+        low, high = stats.t.interval(0.95, len(logs) - 1, loc=logs.mean(), scale=scale)
         return math.exp(low), math.exp(high)
     squares, freedom = 0.0, 0
     for cell in all_of_curve:
@@ -238,7 +239,7 @@ def interval(searches: list[Search], all_of_curve: list[list[Search]]) -> tuple 
             freedom += len(values) - 1
     if freedom < 2:
         return None
-    half = stats.t.ppf(0.975, freedom) * math.sqrt(squares / freedom) / math.sqrt(len(logs))
+    half = stats.t.ppf(0.975, freedom) * max(math.sqrt(squares / freedom), least) / len(logs) ** 0.5
     return math.exp(logs.mean() - half), math.exp(logs.mean() + half)
 
 

@@ -83,6 +83,15 @@ def test_censored_searches_are_shown_and_never_averaged():
     assert missed.why_not == "3 of 3 searches did not reach the goal"
 
 
+def test_repeats_on_one_grid_point_are_not_taken_for_equal():
+    rows = [made(8, r, 300.0) for r in range(3)]
+    cell = repeated_steps(rows)[0]
+    assert len(set(cell.steps)) == 1 and cell.interval is not None
+    width = math.log(rows[0].steps / rows[0].previous)
+    half = math.log(cell.interval.high / cell.interval.low) / 2
+    assert half == pytest.approx(4.302653 * width / math.sqrt(12) / math.sqrt(3), rel=1e-6)
+
+
 def test_void_searches_are_left_out_by_name():
     rows = [made(8, r, 300 + 10 * r) for r in range(4)]
     cell = repeated_steps(rows, void=[rows[2].key])[0]

@@ -17,28 +17,28 @@ from shoal.study.records import Budget, Goal, SearchKey
 from shoal.study.space import Log, Space
 from shoal.study.tables import read_study
 
-TRIALS = 8
+TRIALS = 30
 STUDY = Planted(
     truths={
-        # At the smallest batches most draws diverge, and the best lie at the lower end.
+        # At the smallest batches most draws diverge; at the largest the best lie at the upper end.
         "sgd": Truth(
             s_min=60,
             b_crit=24,
             luck=0.25,
             flutter=0.05,
             lr_per_sample=0.02,
-            lr_cap=1.5,
-            diverges_above=2.0,
-            space=Space({"lr": Log(min=1e-2, max=30.0)}),
+            lr_cap=100.0,
+            diverges_above=1.3,
+            space=Space({"lr": Log(min=1e-2, max=2.5)}),
         ),
         "heavy": Truth(
-            s_min=30, b_crit=55, luck=0.2, flutter=0.05, diverges_above=5.0, space=MOMENTUM_SPACE
+            s_min=30, b_crit=80, luck=0.2, flutter=0.05, diverges_above=5.0, space=MOMENTUM_SPACE
         ),
     },
     batches=(1, 2, 8, 32, 128, 512),
     repeats=3,
     goals=(Goal(metric=METRIC, value=0.1), Goal(metric=METRIC, value=0.13)),
-    budget=Budget(feasible=TRIALS, draws=24, steps=1500, kappa=3.0),
+    budget=Budget(feasible=TRIALS, draws=70, steps=1500, kappa=3.0),
 )
 CONFIRMED = [("heavy", 8), ("heavy", 128)]
 
@@ -349,7 +349,7 @@ def test_best_errors_of_a_full_study(tmp_path):
         truths={"heavy": STUDY.truths["heavy"]},
         batches=(2, 32),
         repeats=2,
-        budget=Budget(feasible=TRIALS, draws=40, steps=400, full=True),
+        budget=Budget(feasible=TRIALS, draws=90, steps=400, full=True),
     )
     full.write(tmp_path)
     found = analyse(read_study(tmp_path), full.settings, parameters=full.parameters, resamples=0)

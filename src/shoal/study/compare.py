@@ -23,7 +23,7 @@ import numpy as np
 
 from shoal.errors import UsageError
 from shoal.study.fit import Estimate, TradeoffFit
-from shoal.study.intervals import Interval, pooled_spread
+from shoal.study.intervals import Interval, PooledSpread, pooled_spread, rounding_sd
 from shoal.study.search_summary import AnalysisSettings, SearchSummary, cells
 
 MARGIN = 1.25
@@ -114,6 +114,8 @@ def compare_steps(
     groups_one, groups_two = _logs(one), _logs(two)
     censored = {(s.key.curve, s.key.global_batch) for s in (*one, *two) if s.steps is None}
     spread = pooled_spread([*groups_one.values(), *groups_two.values()])
+    if spread is not None:
+        spread = PooledSpread(max(spread.sd, rounding_sd([*one, *two])), spread.freedom)
     pairs = [(a, b) for a in groups_one for b in groups_two if a[1] == b[1]]
     return [
         _compare_cells(a[1], groups_one[a], groups_two[b], spread, censored & {a, b})
@@ -132,7 +134,7 @@ def _compare_cells(
     batch: int,
     one: Sequence[float],
     two: Sequence[float],
-    spread: tuple[float, int] | None,
+    spread: PooledSpread | None,
     censored: set[tuple[str, int]],
 ) -> Comparison:
     what = f"S at {batch}"

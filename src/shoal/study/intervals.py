@@ -71,7 +71,11 @@ class RepeatedSteps:
 
 
 def mean_interval(
-    logs: Sequence[float], *, level: float = 0.95, pooled: PooledSpread | None = None
+    logs: Sequence[float],
+    *,
+    level: float = 0.95,
+    pooled: PooledSpread | None = None,
+    least_sd: float = 0.0,
 ) -> Interval | None:
     """The t-interval of a mean of logs, on the scale of the values themselves.
 
@@ -79,6 +83,7 @@ def mean_interval(
         logs: natural logs, one per repeat.
         level: nominal coverage.
         pooled: used in place of the logs' own sd; required for fewer than 3.
+        least_sd: the sd is taken to be no less: repeats that fall on one grid point are not equal.
 
     Returns:
         exp(mean -/+ t sd / sqrt(R)), or None for a single value, or two without ``pooled``.
@@ -91,7 +96,7 @@ def mean_interval(
     sd, freedom = (float(np.std(logs, ddof=1)), count - 1) if pooled is None else pooled
     if freedom < 1:
         return None
-    half = float(student.ppf(0.5 + level / 2, freedom)) * sd / math.sqrt(count)
+    half = float(student.ppf(0.5 + level / 2, freedom)) * max(sd, least_sd) / math.sqrt(count)
     mean = float(np.mean(logs))
     return Interval(math.exp(mean - half), math.exp(mean + half))
 
@@ -111,6 +116,16 @@ def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread | None:
             squares += float(np.var(logs)) * len(logs)
             freedom += len(logs) - 1
     return PooledSpread(math.sqrt(squares / freedom), freedom) if freedom else None
+
+
+def rounding_sd(summaries: Iterable[SearchSummary]) -> float:
+    """The sd that the evaluation grid alone gives log S: a step's width over the square root of 12.
+
+    Returns:
+        For the mean width of the searches that reached the goal; 0 without any.
+    """
+    widths = [math.log(s.steps / max(s.previous, s.steps / 2)) for s in summaries if s.steps]
+    return sum(widths) / len(widths) / math.sqrt(12) if widths else 0.0
 
 
 def repeated_steps(
@@ -170,7 +185,12 @@ def _cell(
         why_not = "two searches, and no other batch to pool the spread with"
     else:
         is_pooled = len(steps) == 2
-        interval = mean_interval(logs, level=level, pooled=spread if is_pooled else None)
+        interval = mean_interval(
+            logs,
+            level=level,
+            pooled=spread if is_pooled else None,
+            least_sd=rounding_sd(counted),
+        )
     clean = bool(steps) and not censored
     return RepeatedSteps(
         curve=place[0],

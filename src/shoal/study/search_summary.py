@@ -141,7 +141,9 @@ class SearchSummary:
         return next(t for t in self.trials if t.trial.id == self.result.winner)
 
     def best(self, count: int) -> list[TrialSummary]:
-        """The feasible trials that crossed first, ties by id; at most ``count``."""
+        """The feasible trials that crossed first, ties by id; at most ``count``. None without S."""
+        if self.steps is None:
+            return []
         crossed = [t for t in self.trials if t.is_feasible and t.has_crossed]
         return sorted(crossed, key=lambda t: (t.crossing, t.trial.id))[:count]
 
