@@ -84,7 +84,7 @@ class Planted:
     def parameters(self) -> dict[str, list[str]]:
         return {name: list(truth.space) for name, truth in self.truths.items()}
 
-    def keys(self) -> list[SearchKey]:
+    def search_keys(self) -> list[SearchKey]:
         return [
             SearchKey(curve=curve, global_batch=batch, repeat=repeat)
             for curve in self.truths
@@ -189,7 +189,7 @@ class Planted:
             directory: of the study.
             confirm: curves and batches whose best winner is run again.
         """
-        found = [self.search(key) for key in self.keys()]
+        found = [self.search(key) for key in self.search_keys()]
         found += [self.confirmation(self._best(found, *place)) for place in confirm]
         for half in (0, 1):
             with StudyWriter(directory / "rows" / f"runner-{half}.jsonl") as rows:
@@ -210,7 +210,7 @@ class Planted:
         return best.winner.trial
 
     def tables(self) -> StudyTables:
-        return StudyTables.of(self.search(key) for key in self.keys())
+        return StudyTables.of(self.search(key) for key in self.search_keys())
 
     def _random(self, key: SearchKey, more: int = 0) -> np.random.Generator:
         number = sorted(self.truths).index(key.curve)
