@@ -69,11 +69,13 @@ def importing(place: Path, quick: bool) -> list[Row]:
     ours: list[float] = []
     theirs: list[float] = []
     default: list[float] = []
+    trials = 0
     for i in range(pairs):
         begun = time.perf_counter()
         report = import_archive(place / "archive", place / f"one-{i}", processes=1)
         ours.append(time.perf_counter() - begun)
         assert report.values == values and not report.problems, "an import must be whole"
+        trials = report.trials
         begun = time.perf_counter()
         import_archive(place / "archive", place / f"default-{i}")
         default.append(time.perf_counter() - begun)
@@ -83,7 +85,8 @@ def importing(place: Path, quick: bool) -> list[Row]:
             theirs.append(time.perf_counter() - begun)
             assert sum(table.size for _, table in tables.values()) >= values
             del tables
-    said = f"{values} values of {report.trials} trials in {report.searches} searches"
+    searches = len(made)
+    said = f"{values} values of {trials} trials in {searches} searches"
     size = sum(p.stat().st_size for p in (place / "one-0").rglob("*") if p.is_file())
     files = sum(p.stat().st_size for p in (place / "archive").rglob("*") if p.is_file())
     rows = [measured("archive_import_default", "seconds", default, note=said)]
@@ -182,14 +185,14 @@ def differing(theirs: dict[str, object], ours: dict[str, object]) -> str:
 def writers(place: Path, quick: bool) -> list[Row]:
     """Four runners at their rate, a reader that polls, a compaction in the middle; then count."""
     seconds = 3.0 if quick else 20.0
-    start = time.time() + 2.0
     paths = [place / "rows" / f"runner-{i}.jsonl" for i in range(WRITERS)]
     processes = [
         subprocess.Popen(
             [
                 sys.executable, "-m", "benchmarks.ledger_writer",
-                str(path), str(i), str(RATE), str(seconds), str(start),
+                str(path), str(i), str(RATE), str(seconds),
             ],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -199,6 +202,14 @@ def writers(place: Path, quick: bool) -> list[Row]:
     compacted = False
     tails = [Tail(path) for path in paths]
     try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n", "a writer did not start"
+        start = time.time() + 0.5
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{start}\n")
+            process.stdin.flush()
         while any(process.poll() is None for process in processes):
             seen += sum(row["kind"] == "eval" for tail in tails for row in tail.rows())
             polls += 1
@@ -218,7 +229,8 @@ def writers(place: Path, quick: bool) -> list[Row]:
     rates = [one["rows"] / one["seconds"] for one in said]
     note = (
         f"{written} rows by {WRITERS} writers, slowest {min(rates):.0f} a second of {RATE} asked, "
-        f"longest write {max(one['worst'] for one in said) * 1e3:.1f} ms; {polls} polls, a compaction "
+        f"longest write {max(one['worst'] for one in said) * 1e3:.1f} ms, "
+        f"{sum(one['cpu'] for one in said) / written * 1e6:.1f} us of CPU a row; {polls} polls, a compaction "
         "meanwhile; the reader that polls missed "
         f"{written - seen}"
     )

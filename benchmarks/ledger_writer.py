@@ -12,8 +12,8 @@ from shoal.study.records import Evaluation, Measured, SearchKey, Trial
 TICK_SECONDS = 0.01
 
 
-def main(path: str, number: int, rate: int, seconds: float, start: float) -> None:
-    """Write ``rate`` evaluations a second from the moment ``start`` on."""
+def main(path: str, number: int, rate: int, seconds: float) -> None:
+    """Write ``rate`` evaluations a second, from the moment that a line on standard input names."""
     key = SearchKey(curve="sgd", global_batch=2**number, repeat=0)
     trial = Trial(search=key, id=0, unit=(0.5,), parameters={"lr": 0.1}, seed=1, address="a")
     metrics = {
@@ -27,6 +27,9 @@ def main(path: str, number: int, rate: int, seconds: float, start: float) -> Non
     ticks = round(seconds / TICK_SECONDS)
     with StudyWriter(path) as writer:
         writer.trial(trial, attempt="a", engine="none")
+        print("ready", flush=True)
+        used = time.process_time()
+        start = float(sys.stdin.readline())
         step = 0
         for tick in range(ticks):
             due = start + tick * TICK_SECONDS
@@ -38,9 +41,10 @@ def main(path: str, number: int, rate: int, seconds: float, start: float) -> Non
                 worst = max(worst, time.perf_counter() - before)
                 step += 1
             late.append(time.time() - due)
-    taken = time.time() - start
-    print(json.dumps({"rows": step, "seconds": taken, "worst": worst, "late": max(late)}))
+        taken = time.time() - start
+    answer = {"rows": step, "seconds": taken, "worst": worst, "late": max(late)}
+    print(json.dumps({**answer, "cpu": time.process_time() - used}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
