@@ -12,91 +12,27 @@ bit for bit a function of that trial alone. Each check is also callable on its o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from shoal.study.engines.contract import Engine, SavedTrial
+from shoal.study.engines.equality import (
+    TOLERANCE,
+    copied,
+    largest_difference,
+    same_bits,
+    trained,
+    trials_of,
+)
 from shoal.study.engines.pool import PoolEngine
 from shoal.study.engines.task import Task
-from shoal.study.records import SearchKey, Trial
+from shoal.study.records import Trial
 
 MakeEngine = Callable[[Task], Engine]
 
-TOLERANCE = 1e-5
-"""Largest relative difference from the plain loop's parameters and buffers."""
 STEPS = 4
 """After which they are compared: training is chaotic, and later the smallest difference has grown."""
-
-_GOLDEN, _SILVER = 0.7548776662466927, 0.5698402909980532
-"""Steps of a low-discrepancy sequence in two dimensions."""
-
-
-def trials_of(task: Task, count: int, *, first: int = 0) -> list[Trial]:
-    """Trials spread over the task's search space, each with its own seed.
-
-    Args:
-        task: whose space it is.
-        count: how many.
-        first: id of the first.
-    """
-    space = task.curve.space_at(task.global_batch)
-    found: list[Trial] = []
-    for number in range(first, first + count):
-        shifts = [_GOLDEN, _SILVER] * len(space)
-        unit = tuple((0.5 + (number + 1) * shift) % 1 for shift in shifts[: len(space)])
-        found.append(
-            Trial(
-                search=SearchKey(curve="conformance", global_batch=task.global_batch, repeat=0),
-                id=number,
-                unit=unit,
-                parameters=task.curve.parameters(task.global_batch, unit),
-                seed=7_000_001 * (number + 1),
-                address=f"{number:016x}",
-            )
-        )
-    return found
-
-
-def trained(engine: Engine, trials: Iterable[Trial], steps: int) -> dict[int, dict[str, Tensor]]:
-    """Admit trials, train them to ``steps`` in one call, and copy their weights."""
-    numbers = [trial.id for trial in trials if engine.admit(trial) is None]
-    engine.advance(dict.fromkeys(numbers, steps))
-    return {number: copied(engine.weights(number)) for number in numbers}
-
-
-def copied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies that later calls of the engine do not touch."""
-    return {name: tensor.detach().clone() for name, tensor in weights.items()}
-
-
-def largest_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
-    """Over all tensors, the norm of the difference relative to that of ``theirs``; inf where one is missing.
-
-    Non-finite numbers must be non-finite in both.
-    """
-    if ours.keys() != theirs.keys():
-        return math.inf
-    worst = 0.0
-    for name, tensor in theirs.items():
-        a, b = ours[name].detach().double(), tensor.detach().double()
-        if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
-            return math.inf
-        a, b = a[b.isfinite()], b[b.isfinite()]
-        difference, size = float((a - b).norm()), float(b.norm())
-        worst = max(worst, difference / size if size else difference)
-    return worst
-
-
-def same_bits(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
-    """Whether all tensors are equal; NaN equals NaN."""
-    return ours.keys() == theirs.keys() and all(
-        a.shape == theirs[n].shape and torch.equal(a.nan_to_num(), theirs[n].nan_to_num())
-        if a.is_floating_point()
-        else torch.equal(a, theirs[n])
-        for n, a in ours.items()
-    )
 
 
 def check_engine(make: MakeEngine, task: Task, *, trials: int = 5) -> None:
@@ -151,9 +87,9 @@ def check_equals_plain_loop(
     engine, plain = make(task), PoolEngine(task)
     ours, theirs = trained(engine, trials, steps), trained(plain, trials, steps)
     for number, weights in theirs.items():
-        difference = largest_difference(ours[number], weights)
+        difference, name = largest_difference(ours[number], weights)
         assert difference <= TOLERANCE, (
-            f"trial {number} differs from the plain loop by {difference:.1e} after {steps} steps"
+            f"{name} of trial {number} differs from the plain loop by {difference:.1e} after {steps} steps"
         )
         assert engine.step(number) == steps
         for mine, plains in zip(engine.losses(number), plain.losses(number), strict=True):
