@@ -372,6 +372,17 @@ def test_what_is_only_odd_is_named_and_imported(directory, tmp_path):
     assert data.end is None
 
 
+def test_a_search_without_study_json_has_the_names_of_its_path(archive, directory, tmp_path):
+    path = "mnist_subsets/mnist_6875/fc_1024/sgd/8"
+    source = copy_of(directory, tmp_path / "a", path)
+    (source / path / "study.json").unlink()
+    report = import_archive(source, tmp_path / "out")
+    assert [problem.path for problem in report.problems] == [f"{source / path}/study.json"]
+    assert archived_studies(tmp_path / "out") == ["mnist_subsets/mnist_6875/fc_1024"]
+    found = queries.steps_to_result(queries.load_columns(tmp_path / "out"), goals(archive))
+    assert answers(found) == {path: truth(archive)[path]}
+
+
 def test_nothing_to_import(tmp_path, imported, directory):
     with pytest.raises(UsageError, match="no such directory"):
         import_archive(tmp_path / "none", tmp_path / "out")

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -97,9 +98,7 @@ def find_searches(directory: Path) -> tuple[list[SearchFolder], list[Problem]]:
     """
     found: list[SearchFolder] = []
     problems: list[Problem] = []
-    batches = {path.parent for path in directory.rglob("study.json")}
-    batches |= {path.parent.parent for path in directory.glob("**/metadata.json")}
-    for path in batches:
+    for path in _batch_directories(directory, problems):
         folder = _search_folder(directory, path, problems)
         if folder is not None:
             found.append(folder)
@@ -111,6 +110,25 @@ def find_searches(directory: Path) -> tuple[list[SearchFolder], list[Problem]]:
         )
     found.sort(key=lambda f: (f.study, f.optimizer, f.curve, f.repeat, f.global_batch))
     return found, sorted(problems)
+
+
+def _batch_directories(directory: Path, problems: list[Problem]) -> Iterator[Path]:
+    """Directories with a ``study.json``, or, where that is gone, with trials; none is looked into further."""
+    waiting = [directory]
+    while waiting:
+        path = waiting.pop()
+        if (path / "study.json").exists():
+            yield path
+            continue
+        try:
+            inside = [Path(entry.path) for entry in os.scandir(path) if entry.is_dir()]
+        except OSError as error:
+            problems.append(Problem(str(path), f"{error.strerror}; left out"))
+            continue
+        if any(p.name.isdecimal() and (p / "metadata.json").exists() for p in inside):
+            yield path
+        else:
+            waiting += inside
 
 
 def _search_folder(root: Path, path: Path, problems: list[Problem]) -> SearchFolder | None:
