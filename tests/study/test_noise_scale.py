@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,13 @@ from torch import nn
 from shoal.errors import UsageError
 from shoal.study.engines.pool import PoolEngine
 from shoal.study.engines.task import Task
-from shoal.study.noise_scale import NoiseMeasurement, noise_scale, replay
-from shoal.study.records import SearchKey, Trial
+from shoal.study.noise_replay import noise_scale_of_winner, replay
+from shoal.study.noise_scale import NoiseMeasurement, noise_scale
+from shoal.study.records import Goal, SearchKey, Trial
+from shoal.study.search_summary import SearchSummary, TrialSummary
 from shoal.study.space import Log, Space
 from shoal.study.spec import CurveSpec
+from shoal.study.steps_to_result import Reach, StepsToResult
 from shoal.study.workload import Workload
 
 SMALL, LARGE = 8, 64
@@ -195,3 +199,22 @@ def test_the_replay_refuses_more_than_there_is(workload):
         replay(workload, engine, trial, [0], small_batch=50, micro_batches=2)
     with pytest.raises(UsageError, match="at least 2"):
         replay(workload, engine, trial, [0], small_batch=5, micro_batches=1)
+
+
+def test_along_the_winner_of_a_search(workload):
+    key = SearchKey(curve="sgd", global_batch=4, repeat=0)
+    trial = Trial(search=key, id=0, unit=(0.5,), parameters={"lr": 0.05}, seed=1, address="")
+    goal = Goal(metric="val/loss", value=0.5)
+    row = TrialSummary(trial=trial, crossing=60, diverged=None, last=60, is_feasible=True)
+    result = StepsToResult(
+        goal=goal, reach=Reach.REACHED, steps=60, winner=0, end=60, draws=1, feasible=1
+    )
+    search = SearchSummary(key=key, result=result, feasible=1, end=60, trials=(row,))
+    curve = task(workload).curve
+    found = noise_scale_of_winner(workload, curve, search, measurements=24, micro_batches=8)
+    assert found.measurements >= 20 and found.value > 0
+    again = noise_scale_of_winner(workload, curve, search, measurements=24, micro_batches=8)
+    assert again == found
+    lost = replace(search, result=replace(result, winner=None, steps=None))
+    with pytest.raises(UsageError, match="no winner"):
+        noise_scale_of_winner(workload, curve, lost)

@@ -10,6 +10,7 @@ import numpy as np
 
 from shoal.report.marks import INK
 from shoal.report.study_curves import BATCH
+from shoal.report.study_notes import by_curve
 from shoal.report.study_style import (
     Row,
     StudyFigure,
@@ -20,7 +21,6 @@ from shoal.report.study_style import (
     power_axis,
     title,
 )
-from shoal.report.study_text import by_curve
 from shoal.study.analysis import StudyAnalysis
 
 if TYPE_CHECKING:

@@ -13,12 +13,13 @@ from pathlib import Path
 from shoal.errors import UsageError
 from shoal.report.page import NARROW, WIDE, svg
 from shoal.report.study_budgets import budget_figure, trials_figure
-from shoal.report.study_curves import (
+from shoal.report.study_curves import steps_figures
+from shoal.report.study_notes import expectation_notes, notes_of, plan_rows
+from shoal.report.study_overlays import (
     comparison_figure,
     goals_figure,
     overlay_figures,
     samples_figure,
-    steps_figures,
 )
 from shoal.report.study_settings import optima_figures, scatter_figures, space_figures
 from shoal.report.study_style import Row, StudyFigure
@@ -26,14 +27,14 @@ from shoal.report.study_text import (
     Table,
     comparison_table,
     edge_table,
-    expectation_notes,
     fit_table,
-    notes_of,
-    plan_rows,
+    noise_scale_table,
     steps_table,
+    validation_table,
 )
 from shoal.study.analysis import GoalAnalysis, StudyAnalysis
 from shoal.study.curve_table import as_csv, cell
+from shoal.study.noise_scale import NoiseScale
 
 
 def study_figures(study: StudyAnalysis) -> list[StudyFigure]:
@@ -52,12 +53,18 @@ def study_figures(study: StudyAnalysis) -> list[StudyFigure]:
     return [figure for figure in maybe if figure is not None]
 
 
-def write_study_report(study: StudyAnalysis, out_dir: str | os.PathLike[str]) -> Path:
+def write_study_report(
+    study: StudyAnalysis,
+    out_dir: str | os.PathLike[str],
+    *,
+    noise_scales: Mapping[str, NoiseScale] | None = None,
+) -> Path:
     """Write ``report.html``, and under ``figures/`` each figure as SVG with its table as CSV beside it.
 
     Args:
         study: what :func:`shoal.study.analysis.analyse` returned.
         out_dir: made if it is not there; files of the same names are replaced, each at once.
+        noise_scales: by curve, where a replay measured them.
 
     Returns:
         The page. It needs no other file.
@@ -68,7 +75,7 @@ def write_study_report(study: StudyAnalysis, out_dir: str | os.PathLike[str]) ->
     """
     directory = Path(out_dir)
     figures = study_figures(study)
-    page = render_study(study, figures)
+    page = render_study(study, figures, noise_scales=noise_scales)
     write_figures(figures, directory / "figures")
     for goal in study.goals:
         name = "searches.csv" if goal is study.main else f"searches-{goal.goal.value:g}.csv"
@@ -99,12 +106,18 @@ def write_whole(path: Path, text: str) -> Path:
     return path
 
 
-def render_study(study: StudyAnalysis, figures: Sequence[StudyFigure] | None = None) -> str:
+def render_study(
+    study: StudyAnalysis,
+    figures: Sequence[StudyFigure] | None = None,
+    *,
+    noise_scales: Mapping[str, NoiseScale] | None = None,
+) -> str:
     """The whole page as text.
 
     Args:
         study: the analysis.
         figures: those of :func:`study_figures` by default.
+        noise_scales: as :func:`write_study_report`.
 
     Raises:
         UsageError: matplotlib or jinja2 is not installed.
@@ -129,6 +142,8 @@ def render_study(study: StudyAnalysis, figures: Sequence[StudyFigure] | None = N
             fit_table(goal),
             *([comparison_table(goal)] if goal.comparisons else []),
             edge_table(goal),
+            *([validation_table(study)] if study.curve_noise else []),
+            *([noise_scale_table(goal, noise_scales)] if noise_scales else []),
         ],
         downloads=[("searches.csv", as_csv(goal.rows), "every search and its winner")],
         design=plan_rows(study),

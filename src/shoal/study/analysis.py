@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shoal.errors import UsageError
 from shoal.study import budgets as budgets_
@@ -33,6 +33,7 @@ from shoal.study.regimes import Regimes, regimes
 from shoal.study.search_summary import AnalysisSettings, SearchSummary, summarise
 from shoal.study.spec import StudySpec
 from shoal.study.tables import StudyTables
+from shoal.study.validation_noise import CurveNoise, ValidationNoise, validation_noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,9 @@ class StudyAnalysis:
         still_falls: curves and batches where S fell by more than 10 % over the last half of the trials.
         best_errors: under step and sample budgets, for the goal's metric; empty unless full.
         scatter: every trial of the first goal, cut at its search's end.
+        validation: S of the first goal's searches under other validation sets; empty where no per-sample
+            outcomes of the goal's metric are on file.
+        curve_noise: what that does to whole curves.
     """
 
     name: str
@@ -111,7 +115,9 @@ class StudyAnalysis:
     sensitivity: tuple[BudgetStep, ...]
     still_falls: tuple[tuple[str, int], ...]
     best_errors: tuple[BestError, ...]
-    scatter: tuple[ScatterPoint, ...] = field(default_factory=tuple)
+    scatter: tuple[ScatterPoint, ...] = ()
+    validation: tuple[ValidationNoise, ...] = ()
+    curve_noise: tuple[CurveNoise, ...] = ()
 
     @property
     def main(self) -> GoalAnalysis:
@@ -179,6 +185,11 @@ def analyse(
     sensitivity = [
         step for data in searches for step in budget_sensitivity(data, first.goal, settings)
     ]
+    noises, curve_noise = validation_noise(
+        zip(searches, first.summaries, strict=True),
+        {data.key: tables.samples(data.key) for data in searches},
+        settings,
+    )
     return StudyAnalysis(
         name=name,
         settings=settings,
@@ -188,6 +199,8 @@ def analyse(
         still_falls=tuple(_falling(sensitivity, first)),
         best_errors=tuple(_best_errors(tables, settings, first)),
         scatter=tuple(p for s in first.summaries for p in budgets_.scatter(s)),
+        validation=tuple(noises),
+        curve_noise=tuple(curve_noise),
     )
 
 

@@ -18,18 +18,14 @@ project's notes on Shallue et al. 2019. For plain SGD at its best learning rate;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from shoal.errors import UsageError
-from shoal.study.engines.contract import Engine
 from shoal.study.intervals import Interval
-from shoal.study.records import Trial
 
 BINS = 5
 BLOCK = 4
@@ -166,107 +162,3 @@ def _blocks(count: int, block: int, random: np.random.Generator) -> np.ndarray:
     """Places of ``count`` measurements drawn as runs of ``block`` neighbours, around the end."""
     starts = random.integers(count, size=math.ceil(count / block))
     return ((starts[:, None] + np.arange(block)) % count).reshape(-1)[:count]
-
-
-class Trainable(Protocol):
-    """What the replay needs of a workload; ``shoal.study.workload.Workload`` is one."""
-
-    def build(self, seed: int) -> nn.Module:
-        """A fresh model."""
-        ...
-
-    def split(self, name: str) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of ``"train"``."""
-        ...
-
-    @property
-    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """(output, target) -> loss of each sample."""
-        ...
-
-
-def replay(
-    workload: Trainable,
-    engine: Engine,
-    trial: Trial,
-    steps: Sequence[int],
-    *,
-    small_batch: int,
-    micro_batches: int,
-    seed: int = 0,
-) -> list[NoiseMeasurement]:
-    """Train one trial again and measure squared gradient norms on the way.
-
-    Args:
-        workload: model, per-sample loss and training data.
-        engine: trains; it must not hold the trial. Any engine that passes the conformance suite.
-        trial: plain SGD at its best learning rate, for a comparison with B_crit.
-        steps: where to measure, rising, from 0 to the crossing.
-        small_batch: samples of a micro-batch.
-        micro_batches: how many of them at each step, >= 2, drawn without replacement.
-        seed: of that drawing, apart from the trial's own.
-
-    Raises:
-        UsageError: more samples asked for than there are, or fewer than 2 micro-batches.
-    """
-    inputs, targets = workload.split("train")
-    need = small_batch * micro_batches
-    if micro_batches < 2 or need > len(inputs):
-        raise UsageError(
-            f"micro_batches = {micro_batches} of {small_batch}; at least 2, and no more than the "
-            f"{len(inputs)} training samples in all; choose fewer or smaller ones"
-        )
-    model = workload.build(trial.seed)
-    engine.admit(trial)
-    random = np.random.default_rng([seed, trial.seed])
-    found: list[NoiseMeasurement] = []
-    try:
-        for step in steps:
-            engine.advance({trial.id: step})
-            rows = torch.from_numpy(random.permutation(len(inputs))[:need]).to(inputs.device)
-            found.append(
-                _measure(
-                    model,
-                    workload,
-                    engine.weights(trial.id),
-                    inputs,
-                    targets,
-                    rows,
-                    step,
-                    small_batch,
-                )
-            )
-    finally:
-        engine.release(trial.id)
-    return found
-
-
-def _measure(
-    model: nn.Module,
-    workload: Trainable,
-    weights: Mapping[str, Tensor],
-    inputs: Tensor,
-    targets: Tensor,
-    rows: Tensor,
-    step: int,
-    small_batch: int,
-) -> NoiseMeasurement:
-    """Gradients of all micro-batches of one step, at the engine's weights."""
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    total: list[Tensor] = []
-    squares, losses = 0.0, 0.0
-    batches = rows.split(small_batch)
-    for part in batches:
-        state = {
-            name: t.detach().to(inputs.device, copy=True).requires_grad_(name in trained)
-            for name, t in weights.items()
-        }
-        output = torch.func.functional_call(model, state, (inputs[part],))
-        loss = workload.loss(output, targets[part]).mean()
-        gradients = torch.autograd.grad(loss, [state[n] for n in sorted(trained)])
-        squares += sum(float(g.double().square().sum()) for g in gradients)
-        losses += float(loss.detach())
-        total = [t + g for t, g in zip(total, gradients, strict=True)] if total else list(gradients)
-    count = len(batches)
-    large = sum(float((t.double() / count).square().sum()) for t in total)
-    return NoiseMeasurement(step, losses / count, squares / count, large)
