@@ -400,7 +400,7 @@ def test_nothing_to_import(tmp_path, imported, directory):
 
 
 def test_an_import_that_fails_leaves_nothing(directory, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(ShoalError, match="import process failed"):
         import_archive(directory, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
