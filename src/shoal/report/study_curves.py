@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -163,6 +164,10 @@ def draw_points(
     batches: list[float] = []
     values: list[float] = []
     line: list[tuple[float, float]] = []
+    # One curve may stand in a figure several times, and ids are those of the whole page.
+    gid = re.sub(
+        r"[^A-Za-z0-9_.-]+", "-", f"{curve} {label}" if label not in (None, curve) else curve
+    )
     for cell in goal.cells_of(curve):
         batch = float(cell.global_batch)
         if singles and cell.steps:
@@ -179,7 +184,7 @@ def draw_points(
             values += [s / scale for s in cell.steps]
             batches.append(batch)
         for end in sorted(set(cell.censored_at)):
-            _draw_censored(axes, batch, end / scale, look, named=label is None)
+            _draw_censored(axes, batch, end / scale, look, gid=gid, named=label is None)
             batches.append(batch)
             values += [end / scale, 1.4 * end / scale]  # room for the arrow
         if cell.centre is not None:
@@ -208,14 +213,16 @@ def draw_points(
             markeredgewidth=0.7,
             label=label or "S, mean of the repeats",
             zorder=4,
-            gid=f"points-{curve}",
+            gid=f"points-{gid}",
         )
     if label is None:
         _draw_confirmed(axes, goal, curve, scale, batches, values)
     return batches, values
 
 
-def _draw_censored(axes: Axes, batch: float, value: float, look: Look, *, named: bool) -> None:
+def _draw_censored(
+    axes: Axes, batch: float, value: float, look: Look, *, gid: str, named: bool
+) -> None:
     axes.annotate(
         "",
         (batch, value),
@@ -233,7 +240,7 @@ def _draw_censored(axes: Axes, batch: float, value: float, look: Look, *, named:
         markeredgecolor=look.colour,
         label="not reached: S is larger" if named else None,
         zorder=4,
-        gid=f"censored-{batch:g}",
+        gid=f"censored-{gid}-{batch:g}-{value:.6g}",
     )
 
 
