@@ -304,5 +304,13 @@ def _best_errors(
         members = budgets_.complete_trials(data, settings)
         column = tables.metric(summary.key, metric)
         for unit, budgets in usual.items():
-            found += budgets_.best_errors(column, summary.key, metric, members, budgets, unit)
+            found += budgets_.best_errors(
+                column,
+                summary.key,
+                metric,
+                members,
+                budgets,
+                unit,
+                larger_is_better=analysis.goal.larger_is_better,
+            )
     return found

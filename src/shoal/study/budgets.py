@@ -39,7 +39,7 @@ class BestError:
         metric: which error.
         unit: of the budget.
         budget: so many of it.
-        value: the least metric; None where the budget ends before the first evaluation after step 0.
+        value: the best of the metric; None where the budget ends before the first evaluation after step 0.
     """
 
     key: SearchKey
@@ -88,6 +88,8 @@ def best_errors(
     members: Iterable[int],
     budgets: Sequence[int],
     unit: Unit,
+    *,
+    larger_is_better: bool = False,
 ) -> list[BestError]:
     """The best error of one search under each budget.
 
@@ -98,13 +100,15 @@ def best_errors(
         members: ids of the trials that count; see :func:`complete_trials`.
         budgets: in ``unit``.
         unit: "steps" or "samples".
+        larger_is_better: the best is then the largest (average precision).
     """
     counted = np.isin(column.trial, np.fromiter(members, dtype=np.int64)) & column.exact
     counted &= np.isfinite(column.value) & (column.step > 0)
     spent = column.step[counted] * (key.global_batch if unit == "samples" else 1)
     values = column.value[counted]
     order = np.argsort(spent, kind="stable")
-    spent, best = spent[order], np.minimum.accumulate(values[order])
+    accumulate = np.maximum.accumulate if larger_is_better else np.minimum.accumulate
+    spent, best = spent[order], accumulate(values[order])
     found: list[BestError] = []
     for budget in budgets:
         place = int(np.searchsorted(spent, budget, side="right")) - 1

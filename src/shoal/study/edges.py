@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from shoal.study.records import SearchKey
-from shoal.study.search_summary import SearchSummary, cells
+from shoal.study.search_summary import SearchSummary, TrialSummary, cells
 from shoal.study.space import Integer, Linear, Scale, Space
 
 BEST = 5
@@ -30,7 +30,7 @@ INNER = (0.1, 0.9)
 MOSTLY = 0.5
 FEWEST_BEYOND = 3
 BOUNDARY_EXIT = 3
-DECAY = "decay_steps"
+DECAYS = ("decay_steps", "learning_rate_decay_steps")
 
 Side = Literal["lower", "upper"]
 
@@ -88,7 +88,7 @@ def search_edges(search: SearchSummary, parameters: Sequence[str]) -> list[Edge]
     crossers = len(search.best(len(search.trials)))
     found: list[Edge] = []
     for axis, parameter in enumerate(parameters):
-        if len(best) < BEST or any(len(t.trial.unit) <= axis for t in best):
+        if len(best) < BEST or any(math.isnan(_unit(t, axis)) for t in best):
             found.append(
                 Edge(
                     parameter=parameter,
@@ -107,13 +107,19 @@ def search_edges(search: SearchSummary, parameters: Sequence[str]) -> list[Edge]
     return found
 
 
+def _unit(trial: TrialSummary, axis: int) -> float:
+    """A trial's coordinate; NaN where it is not known."""
+    unit = trial.trial.unit
+    return unit[axis] if axis < len(unit) else math.nan
+
+
 def _place(
     searches: Sequence[SearchSummary], axis: int, median: float
 ) -> tuple[Place, Side | None]:
     if INNER[0] <= median <= INNER[1]:
         return Place.INSIDE, None
     side: Side = "upper" if median > INNER[1] else "lower"
-    drawn = [(t.trial.unit[axis], t.diverged is not None) for s in searches for t in s.trials]
+    drawn = [(_unit(t, axis), t.diverged is not None) for s in searches for t in s.trials]
     beyond = [diverged for u, diverged in drawn if (u > median if side == "upper" else u < median)]
     if len(beyond) >= FEWEST_BEYOND and sum(beyond) > MOSTLY * len(beyond):
         return Place.STABILITY, side
@@ -209,7 +215,7 @@ def void(
     for search in summaries:
         edges = search_edges(search, parameters[search.key.curve])
         if any(
-            e.parameter == DECAY and e.place is Place.BOUNDARY and e.side == "lower" for e in edges
+            e.parameter in DECAYS and e.place is Place.BOUNDARY and e.side == "lower" for e in edges
         ):
             found.append(search.key)
     return found
