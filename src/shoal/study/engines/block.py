@@ -73,18 +73,21 @@ class Block:
         layout: of a row.
         rows: how many.
         slots: names of what the optimizer keeps.
+        gradient_rows: 1 where trials take turns with one row of gradients, else ``rows``.
     """
 
-    def __init__(self, layout: Layout, rows: int, slots: tuple[str, ...]) -> None:
+    def __init__(
+        self, layout: Layout, rows: int, slots: tuple[str, ...], *, gradient_rows: int
+    ) -> None:
         self.layout = layout
         self.rows = rows
-        shape = (rows, layout.numbers)
 
-        def zeros() -> Tensor:
+        def zeros(count: int) -> Tensor:
+            shape = (count, layout.numbers)
             return torch.zeros(shape, dtype=layout.dtype, device=layout.device)
 
-        self.parameters, self.gradients = zeros(), zeros()
-        self.slots = {name: zeros() for name in slots}
+        self.parameters, self.gradients = zeros(rows), zeros(gradient_rows)
+        self.slots = {name: zeros(rows) for name in slots}
         self.extra = {
             name: torch.zeros((rows, *t.shape), dtype=t.dtype, device=layout.device)
             for name, t in (layout.frozen | layout.buffers).items()
@@ -121,12 +124,12 @@ class Block:
         return parts | {name: rows[row] for name, rows in self.extra.items()}
 
     def clear(self, row: int) -> None:
-        """Make a row all zeros, gradients too."""
-        for tensor in (*self._state, self.gradients):
+        """Make a row all zeros. Gradients are written anew by every step."""
+        for tensor in self._state:
             tensor[row].zero_()
 
     def swap(self, row: int, other: Block, other_row: int) -> None:
-        """Exchange two trials' places. Gradients are not kept: every step writes them anew."""
+        """Exchange two trials' places."""
         for mine, theirs in zip(self._state, other._state, strict=True):
             kept = mine[row].clone()
             mine[row].copy_(theirs[other_row])

@@ -31,16 +31,31 @@ _PLANNED_STEPS = 512
 
 
 class Program(Protocol):
-    """Losses and gradients of the first rows of a block."""
+    """Trains the first rows of a block."""
 
-    def gradients(self, block: Block, rows: int, samples: Tensor, losses: Tensor) -> None:
-        """One step's forward and backward pass.
+    @property
+    def takes_turns(self) -> bool:
+        """Whether gradients are computed and used row by row, so that a block needs one row of them."""
+        ...
+
+    def step(
+        self,
+        block: Block,
+        rows: int,
+        samples: Tensor,
+        losses: Tensor,
+        update: RowUpdate,
+        number: int,
+    ) -> None:
+        """One step: forward, backward, update.
 
         Args:
-            block: whose parameters are read, whose gradients are written and whose buffers are moved on.
+            block: whose parameters and buffers are moved on.
             rows: how many of its rows take part.
             samples: indices into the training set, (rows * global_batch,), row after row.
             losses: written: each row's mean loss, (rows,).
+            update: of this block.
+            number: of the step in the update's plan.
         """
         ...
 
@@ -118,7 +133,12 @@ class StackEngine(HeldTrials):
             for row in range(first, self.slots):
                 if rows[row] is None:
                     return _At(number, row)
-        made = Block(self._layout, self.slots, SLOTS[self._task.kind])
+        made = Block(
+            self._layout,
+            self.slots,
+            SLOTS[self._task.kind],
+            gradient_rows=1 if self._program.takes_turns else self.slots,
+        )
         self._blocks.append(made)
         self._rows.append([None] * self.slots)
         self._updates.append(
@@ -223,10 +243,9 @@ class StackEngine(HeldTrials):
             [held[r].step if r in held else 0 for r in range(size)],
             steps,
         )
-        gradients, memory = self._program.gradients, self._blocks[block]
-        for step, (part, out) in enumerate(zip(samples.unbind(0), losses.unbind(0), strict=True)):
-            gradients(memory, size, part, out)
-            update.apply(step, size)
+        train, memory = self._program.step, self._blocks[block]
+        for number, (part, out) in enumerate(zip(samples.unbind(0), losses.unbind(0), strict=True)):
+            train(memory, size, part, out, update, number)
         for row, column in enumerate(losses.T.tolist()):
             if row in held:
                 held[row].record(column)

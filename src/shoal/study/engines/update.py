@@ -60,6 +60,11 @@ class Settings:
     eps: float = 1e-8
 
 
+def is_long(numbers: int, device: torch.device) -> bool:
+    """Whether rows of so many numbers are updated one by one."""
+    return numbers >= LONG_ROW and device.type == "cpu"
+
+
 class RowUpdate:
     """Updates the first rows of (rows, numbers) tensors in place.
 
@@ -68,7 +73,7 @@ class RowUpdate:
         decays: whether any trial may have a weight decay other than 0. Decided once for a curve: a row's
             arithmetic does not depend on its neighbours'.
         parameters: p, shape (rows, numbers), contiguous.
-        gradients: g, the same; overwritten.
+        gradients: g, the same, or one row of which trials take turns; overwritten.
         slots: m, or m and v, the same, in the order of ``SLOTS``.
     """
 
@@ -84,10 +89,11 @@ class RowUpdate:
         self._kind: OptimizerName = kind
         self._decays = decays
         self._p, self._g, self._slots = parameters, gradients, tuple(slots)
-        self._is_long = parameters.shape[1] >= LONG_ROW and parameters.device.type == "cpu"
-        rows = range(len(parameters))
+        self._is_long = is_long(parameters.shape[1], parameters.device)
+        shared = len(gradients) == 1
         self._rows = [
-            ([parameters[r]], [gradients[r]], [[slot[r]] for slot in slots]) for r in rows
+            ([parameters[r]], [gradients[0 if shared else r]], [[slot[r]] for slot in slots])
+            for r in range(len(parameters))
         ]
         self._table: list[Tensor] = []
         self._numbers: list[list[float]] = []
@@ -122,13 +128,17 @@ class RowUpdate:
     def apply(self, step: int, rows: int) -> None:
         """Update the first ``rows`` rows with the numbers of the ``step``-th step of the plan."""
         if self._is_long:
-            update = self._fused_adamw if self._kind == "adamw" else self._fused_sgd
             for row in range(rows):
-                update(row, self._rates[step][row])
+                self.apply_row(step, row)
         elif self._kind == "adamw":
             self._adamw(step, rows)
         else:
             self._sgd(step, rows)
+
+    def apply_row(self, step: int, row: int) -> None:
+        """Update one long row."""
+        update = self._fused_adamw if self._kind == "adamw" else self._fused_sgd
+        update(row, self._rates[step][row])
 
     def _sgd(self, step: int, rows: int) -> None:
         p, g = self._p[:rows], self._g[:rows]

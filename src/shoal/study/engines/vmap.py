@@ -16,6 +16,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from shoal.study.engines.block import Block, Layout
 from shoal.study.engines.task import Task
+from shoal.study.engines.update import RowUpdate
 
 _copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
@@ -27,6 +28,8 @@ class VmapProgram:
         task: what is trained.
         layout: of a row.
     """
+
+    takes_turns = False
 
     def __init__(self, task: Task, layout: Layout) -> None:
         self._task = task
@@ -40,8 +43,16 @@ class VmapProgram:
         self._each = vmap(grad_and_value(loss), in_dims=(0, 0, 0, 0), randomness="error")
         self._names = list(layout.places)
 
-    def gradients(self, block: Block, rows: int, samples: Tensor, losses: Tensor) -> None:
-        """One step's forward and backward pass; see ``Program``."""
+    def step(
+        self,
+        block: Block,
+        rows: int,
+        samples: Tensor,
+        losses: Tensor,
+        update: RowUpdate,
+        number: int,
+    ) -> None:
+        """One step: forward, backward, update; see ``Program``."""
         task = self._task
         x = task.inputs.index_select(0, samples)
         y = task.targets.index_select(0, samples)
@@ -54,6 +65,7 @@ class VmapProgram:
         written = [block.gradient_views[name][:rows] for name in self._names]
         _copy_all(written, [cast(dict[str, Tensor], gradients)[name] for name in self._names])
         losses.copy_(values)
+        update.apply(number, rows)
 
     def outputs(self, block: Block, rows: int, inputs: Tensor) -> Tensor | None:
         """One model after another is quicker; see ``Program``."""
