@@ -17,6 +17,7 @@ Source: section 5 of the notes on Teng et al. 2019.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def chain(network: Network, source: int, workers: Sequence[int], size: int) -> P
         size: N, bytes.
     """
     line = network.in_order({*workers, source}, first=source)
-    hops = tuple(Hop(a, b, size) for a, b in zip(line, line[1:], strict=False))
+    hops = tuple(Hop(a, b, size) for a, b in itertools.pairwise(line))
     if not hops:
         return NOTHING
     links = [network.link(hop.source, hop.target) for hop in hops]
