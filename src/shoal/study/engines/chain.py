@@ -62,6 +62,8 @@ class Flatten:
 Layer: TypeAlias = Linear | Convolution | MaxPool | Flatten
 
 _RELU_CALLS: tuple[object, ...] = (torch.relu, functional.relu, "relu", "relu_")
+_POOL_CALLS: tuple[object, ...] = (functional.max_pool2d, torch.max_pool2d)
+_POOL_ARGUMENTS = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
 _FLATTEN_CALLS: tuple[object, ...] = (torch.flatten, "flatten")
 
 
@@ -132,8 +134,17 @@ def _take(chain: list[Layer], node: fx.Node, module: nn.Module | None) -> None:
         chain.append(_convolution(prefix, module))
     elif type(module) is nn.MaxPool2d and not module.ceil_mode and not module.return_indices:
         _take_pool(chain, module.kernel_size, module.stride, module.padding, module.dilation)
-    elif node.target is functional.max_pool2d and not node.kwargs and 2 <= len(node.args) <= 3:
-        _take_pool(chain, node.args[1], node.args[-1], 0, 1)
+    elif node.target in _POOL_CALLS:
+        given = dict(zip(_POOL_ARGUMENTS, node.args, strict=False)) | node.kwargs
+        if given.get("ceil_mode") or given.get("return_indices"):
+            raise NotStackable("it has max_pool2d with ceil_mode or return_indices")
+        _take_pool(
+            chain,
+            given["kernel_size"],
+            given.get("stride"),
+            given.get("padding", 0),
+            given.get("dilation", 1),
+        )
     elif _flattens(node, module):
         chain.append(Flatten())
     elif type(module) is nn.Identity:
