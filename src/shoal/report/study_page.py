@@ -8,6 +8,7 @@ import io
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.errors import UsageError
@@ -74,7 +75,7 @@ def write_study_report(
         OSError: it cannot be written.
     """
     directory = Path(out_dir)
-    figures = study_figures(study)
+    figures = [drawn(figure) for figure in study_figures(study)]
     page = render_study(study, figures, noise_scales=noise_scales)
     write_figures(figures, directory / "figures")
     for goal in study.goals:
@@ -83,15 +84,61 @@ def write_study_report(
     return write_whole(directory / "report.html", page)
 
 
-def write_figures(figures: Sequence[StudyFigure], directory: Path) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A figure drawn for wide and for narrow screens, as SVG, with its table as CSV."""
+
+    name: str
+    title: str
+    caption: str
+    wide: str
+    narrow: str
+    table: str
+
+    @property
+    def csv(self) -> str:
+        """The table as an address that holds it."""
+        return data_uri(self.table)
+
+
+def require_packages() -> None:
+    """Refuse to begin a page that cannot be finished.
+
+    Raises:
+        UsageError: matplotlib or jinja2 is not installed.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"{error.name} is not installed; a report needs matplotlib and jinja2; "
+            "pip install 'shoal[report]'"
+        ) from error
+
+
+def drawn(figure: StudyFigure) -> Drawn:
+    """Draw a figure once for everything it is needed for."""
+    require_packages()
+    return Drawn(
+        name=figure.name,
+        title=figure.title,
+        caption=figure.caption,
+        wide=svg(figure.draw(WIDE), f"{figure.name}-wide", [], figure.title),
+        narrow=svg(figure.draw(NARROW), f"{figure.name}-narrow", [], figure.title),
+        table=rows_as_csv(figure.rows),
+    )
+
+
+def write_figures(figures: Sequence[Drawn], directory: Path) -> None:
     """Each figure as SVG, and its table as CSV beside it."""
     directory.mkdir(parents=True, exist_ok=True)
     for figure in figures:
-        drawn = svg(figure.draw(WIDE), figure.name, [], figure.title)
         head = '<svg xmlns="http://www.w3.org/2000/svg"'
-        text = drawn if 'xmlns="http' in drawn[:400] else drawn.replace("<svg", head, 1)
+        stands_alone = 'xmlns="http' in figure.wide[:400]
+        text = figure.wide if stands_alone else figure.wide.replace("<svg", head, 1)
         write_whole(directory / f"{figure.name}.svg", text)
-        write_whole(directory / f"{figure.name}.csv", rows_as_csv(figure.rows))
+        write_whole(directory / f"{figure.name}.csv", figure.table)
 
 
 def write_whole(path: Path, text: str) -> Path:
@@ -108,7 +155,7 @@ def write_whole(path: Path, text: str) -> Path:
 
 def render_study(
     study: StudyAnalysis,
-    figures: Sequence[StudyFigure] | None = None,
+    figures: Sequence[Drawn] | None = None,
     *,
     noise_scales: Mapping[str, NoiseScale] | None = None,
 ) -> str:
@@ -116,13 +163,13 @@ def render_study(
 
     Args:
         study: the analysis.
-        figures: those of :func:`study_figures` by default.
+        figures: those of :func:`study_figures`, drawn, by default.
         noise_scales: as :func:`write_study_report`.
 
     Raises:
         UsageError: matplotlib or jinja2 is not installed.
     """
-    chosen = study_figures(study) if figures is None else figures
+    chosen = [drawn(f) for f in study_figures(study)] if figures is None else figures
     goal = study.main
     lead, rest = _lead(goal)
     return render_page(
@@ -189,7 +236,7 @@ def write_comparison(studies: Mapping[str, StudyAnalysis], out_dir: str | os.Pat
             "larger studies with the smallest number"
         )
     goals = {name: study.main for name, study in studies.items()}
-    figure = comparison_figure(goals, name="workloads")
+    figure = drawn(comparison_figure(goals, name="workloads"))
     directory = Path(out_dir)
     page = render_page(
         name="comparison of workloads",
@@ -228,21 +275,16 @@ def render_page(
     rest: str,
     findings: Sequence[Mapping[str, str]],
     notes: Sequence[str],
-    figures: Sequence[StudyFigure],
+    figures: Sequence[Drawn],
     tables: Sequence[Table],
     downloads: Sequence[tuple[str, str, str]],
     design: Sequence[tuple[str, str]],
     expectations: Sequence[str],
 ) -> str:
     """The page's template filled in; figures twice, for wide and for narrow screens."""
-    try:
-        import jinja2
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"{error.name} is not installed; a report needs matplotlib and jinja2; "
-            "pip install 'shoal[report]'"
-        ) from error
+    require_packages()
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -256,7 +298,7 @@ def render_page(
         rest=rest,
         findings=findings,
         notes=notes,
-        figures=[_embedded(figure) for figure in figures],
+        figures=figures,
         tables=tables,
         downloads=[
             {"file": file, "href": data_uri(text), "words": words}
@@ -267,17 +309,6 @@ def render_page(
         version=_version(),
         written=time.strftime("%Y-%m-%d %H:%M", time.localtime()),
     )
-
-
-def _embedded(figure: StudyFigure) -> dict[str, str]:
-    return {
-        "name": figure.name,
-        "title": figure.title,
-        "caption": figure.caption,
-        "wide": svg(figure.draw(WIDE), f"{figure.name}-wide", [], figure.title),
-        "narrow": svg(figure.draw(NARROW), f"{figure.name}-narrow", [], figure.title),
-        "csv": data_uri(rows_as_csv(figure.rows)),
-    }
 
 
 def rows_as_csv(rows: Sequence[Row]) -> str:
