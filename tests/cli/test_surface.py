@@ -11,12 +11,20 @@ from shoal.cli import application, main
 SURFACE = """
 doctor: [RUN] --json
 report: RUN --json
+reproduce batch-size: --quick --long --out --json --strict --long-searches
 reproduce dynamic: --quick --long --out --json --strict --seed-base --long-cells
 resize: RUN N --json
 run: TRAIN.PY [ARGS]... --workers --run-dir --resume --script --checkpoint-every --join
   --token-file --bind --advertise --port --coordinator-port --max-restarts --hang-seconds
   --gather-seconds --drain-seconds --patience --join-timeout --notice-file
   --report/--no-report --json
+study curve: STUDY --json
+study export: STUDY DIR --csv --json
+study import: ARCHIVE DIR --processes --json
+study plan: STUDY --processes --full --json
+study recenter: STUDY --out --widen --name --json
+study run: STUDY --out --processes --full --confirm --json
+study status: STUDY --json
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,6 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shoal.reproduce.dynamic.run import Options
     from shoal.reproduce.result import Result, Table
 
 NOT_SHOWN = 3
@@ -61,7 +61,7 @@ def dynamic(
     ] = None,
 ) -> None:
     """Dynamic Mini-batch SGD (Lin et al. 2019): the learning rate follows the workers on a ramp."""
-    from shoal.reproduce.dynamic.run import Options
+    from shoal.reproduce.dynamic.run import Options, run_dynamic
 
     options = Options(
         directory=out,
@@ -70,26 +70,62 @@ def dynamic(
         seed_base=seed_base,
         long_cells=long_cells,
     )
-    result = _run_dynamic(options)
+    result = _run("dynamic", out, lambda: run_dynamic(options, sys.stderr))
+    _say(result, out, as_json=as_json, strict=strict)
+
+
+@reproduce.command("batch-size")
+def data_parallelism(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A named subset in about 3 minutes.")
+    ] = False,
+    long: Annotated[
+        bool,
+        typer.Option("--long", help="Fashion-MNIST studies too; hours, resumable."),
+    ] = False,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where results are written.")
+    ] = Path("reproduce-out/batch-size"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document; logs go to stderr.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 3 if a claim that was run is not shown.")
+    ] = False,
+    long_searches: Annotated[
+        int | None,
+        typer.Option(
+            "--long-searches", metavar="N", help="With --long: stop in order after N new searches."
+        ),
+    ] = None,
+) -> None:
+    """Measuring the Effects of Data Parallelism (Shallue et al. 2019): steps against batch size."""
+    from shoal.reproduce.batch_size.run import Options, run_batch_size
+
+    options = Options(directory=out, is_quick=quick, is_long=long, long_searches=long_searches)
+    result = _run("batch-size", out, lambda: run_batch_size(options, sys.stderr))
+    _say(result, out, as_json=as_json, strict=strict)
+
+
+def _run(name: str, out: Path, work: Callable[[], Result]) -> Result:
+    from shoal.errors import ShoalError
+    from shoal.fleet.supervisor.rundir import check_writable
+
+    try:
+        check_writable(out, "--out")  # before hours of work that could not be kept
+        return work()
+    except (ShoalError, OSError) as error:
+        typer.echo(f"shoal reproduce {name}: {error}", err=True)
+        raise typer.Exit(error.exit_code if isinstance(error, ShoalError) else 1) from None
+
+
+def _say(result: Result, out: Path, *, as_json: bool, strict: bool) -> None:
     if as_json:
         typer.echo(json.dumps(result.to_dict(), allow_nan=False, ensure_ascii=False))
     else:
         _show(result, out)
     if strict and not result.all_asked_shown:
         raise typer.Exit(NOT_SHOWN)
-
-
-def _run_dynamic(options: Options) -> Result:
-    from shoal.errors import ShoalError
-    from shoal.fleet.supervisor.rundir import check_writable
-    from shoal.reproduce.dynamic.run import run_dynamic
-
-    try:
-        check_writable(options.directory, "--out")  # before hours of work that could not be kept
-        return run_dynamic(options, sys.stderr)
-    except (ShoalError, OSError) as error:
-        typer.echo(f"shoal reproduce dynamic: {error}", err=True)
-        raise typer.Exit(error.exit_code if isinstance(error, ShoalError) else 1) from None
 
 
 def _show(result: Result, directory: Path) -> None:
