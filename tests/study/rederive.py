@@ -6,6 +6,8 @@ step, enumeration in place of formulas, another optimiser on another form of the
 
 from __future__ import annotations
 
+import base64
+import copy
 import itertools
 import json
 import math
@@ -144,6 +146,10 @@ class Search:
         self.grid = [g for g in grid if g <= self.end]
         rows = raw.trials[place]
         self.trials = [Trial(rows[i], metric, goal, self.grid[-1]) for i in range(max(rows) + 1)]
+        self.solve()
+
+    def solve(self) -> None:
+        """S by trying every grid point in order."""
         self.steps = self.winner = None
         self.short = False
         for h in self.grid:
@@ -155,6 +161,24 @@ class Search:
             if won:
                 self.steps, self.winner = h, won[0]
                 break
+
+    def with_validation_set(self, times: np.ndarray, samples: list[dict]) -> int | None:
+        """S if sample j of the validation set had come ``times[j]`` times."""
+        values = [dict(trial.values) for trial in self.trials]
+        for row in samples:
+            packed = np.frombuffer(base64.b64decode(row["bits"]), dtype=np.uint8)
+            wrong = np.unpackbits(packed)[: row["count"]]
+            if row["step"] in values[row["trial"]]:
+                values[row["trial"]][row["step"]] = float(times @ wrong) / times.sum()
+        other = copy.copy(self)
+        other.trials = []
+        for trial, changed in zip(self.trials, values, strict=True):
+            again = copy.copy(trial)
+            again.values = changed
+            again.crossing = min((s for s in changed if changed[s] < self.goal), default=math.inf)
+            other.trials.append(again)
+        other.solve()
+        return other.steps
 
     def members(self, h: float) -> list[int] | None:
         feasible = 0

@@ -12,6 +12,7 @@ import rederive
 from planted import METRIC, MOMENTUM_SPACE, TEST, Planted, Truth
 
 from shoal.ledger.columnar import compact
+from shoal.ledger.study_rows import StudyWriter
 from shoal.study.analysis import StudyAnalysis, analyse
 from shoal.study.records import Budget, Goal, SearchKey
 from shoal.study.space import Log, Space
@@ -361,3 +362,50 @@ def test_best_errors_of_a_full_study(tmp_path):
         search = rederive.Search(raw, place, METRIC, 0.1, TRIALS, list(full.grid))
         per_step = key.global_batch if entry.unit == "samples" else 1
         assert entry.value == rederive.best_error(search, TRIALS, entry.budget, per_step)
+
+
+def test_validation_noise(tmp_path):
+    from planted import _write
+    from test_validation_noise import SAMPLES, with_outcomes
+
+    small = replace(
+        STUDY,
+        truths={"sgd": Truth(luck=0.1)},
+        batches=(16, 64),
+        repeats=2,
+        goals=STUDY.goals[:1],
+        budget=Budget(feasible=6, draws=20, steps=1500),
+    )
+    with StudyWriter(tmp_path / "rows" / "one.jsonl") as rows:
+        for key in small.search_keys():
+            data, outcomes = with_outcomes(small.search(key))
+            _write(rows, data)
+            for o in outcomes:
+                rows.samples(
+                    key, o.trial, o.step, o.metric, o.wrong, attempt=f"new-{o.trial}", segment=2
+                )
+    found = analyse(read_study(tmp_path), small.settings, parameters=small.parameters, resamples=0)
+    assert len(found.validation) == 4
+    written = rederive.journal_rows(tmp_path)
+    raw = rederive.Raw(written)
+    draws = np.random.default_rng(0).multinomial(SAMPLES, np.full(SAMPLES, 1 / SAMPLES), size=200)
+    logs = {}
+    for entry in found.validation:
+        place = (entry.key.curve, entry.key.global_batch, entry.key.repeat)
+        search = rederive.Search(raw, place, METRIC, 0.1, 6, list(small.grid))
+        mine = [r for r in written if r["kind"] == "samples" and r["search"] == str(entry.key)]
+        steps = np.array(
+            [s if (s := search.with_validation_set(d, mine)) else math.inf for d in draws]
+        )
+        assert entry.steps == search.steps
+        assert entry.missed == pytest.approx(np.mean(np.isinf(steps)))
+        reached = np.log(steps[np.isfinite(steps)])
+        assert entry.sd == pytest.approx(np.std(reached, ddof=1))
+        assert tuple(entry.interval) == (np.sort(steps)[4], np.sort(steps)[194])
+        logs[place] = np.log(steps)
+    (curve,) = found.curve_noise
+    rows_ = np.stack(list(logs.values()))
+    rows_ = rows_[:, np.isfinite(rows_).all(axis=0)]
+    rows_ -= rows_.mean(axis=1, keepdims=True)
+    assert curve.common == pytest.approx(np.std(rows_.mean(axis=0), ddof=1))
+    assert curve.between == pytest.approx(np.sqrt(np.mean((rows_ - rows_.mean(axis=0)) ** 2)))
