@@ -121,14 +121,49 @@ def status(study: DirectoryArgument, as_json: JsonOption = False) -> None:
 
 
 @study.command("curve")
-def curve(study: DirectoryArgument, as_json: JsonOption = False) -> None:
+def curve(
+    study: DirectoryArgument,
+    goal: Annotated[
+        list[str] | None,
+        typer.Option("--goal", metavar="METRIC<VALUE", help="Of an imported archive; repeatable."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--study", metavar="NAME", help="Which one of an archive.")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", metavar="N", help="Of an archive's searches.")
+    ] = None,
+    split_by: Annotated[
+        str | None,
+        typer.Option("--split-by", metavar="PARAMETER", help="One curve per value, in an archive."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where an archive's page goes.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Analyse what a study has measured so far, and write its page, figures and tables."""
     with one_line("curve"):
-        from shoal.study.conclude import conclude
+        from shoal.errors import UsageError
+        from shoal.study.conclude import conclude, conclude_archive, is_archive, parse_goal
         from shoal.study.run import open_study
 
-        directory, _ = open_study(study)
-        concluded = conclude(directory)
+        if is_archive(study):
+            concluded = conclude_archive(
+                study,
+                goals=[parse_goal(text) for text in goal or ()],
+                study=name,
+                trials=trials,
+                split_by=split_by,
+                out=out,
+            )
+        elif goal or name or trials or split_by or out:
+            raise UsageError(
+                f"study = {study}; --goal, --study, --trials, --split-by and --out are for imported archives; "
+                "a study's own goals are in its spec; leave them out"
+            )
+        else:
+            concluded = conclude(open_study(study)[0])
         _print(concluded.to_dict(), concluded.lines(), as_json=as_json)
         if concluded.not_to_be_used:
             raise typer.Exit(NOT_TO_BE_USED)

@@ -52,6 +52,10 @@ def analyse_archive(
         UsageError: no such study; a search with fewer complete trials than ``trials``, or none; a
             ``split_by`` that trials do not have.
     """
+    if not goals:
+        raise UsageError(
+            "goals = none; an archive holds measurements and no goals; give one: --goal 'val/...<0.1'"
+        )
     tables = read_archive(directory, study, goal=goals[0])
     parameters = _parameters(tables)
     name = str(tables.spec.get("name", ""))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import UsageError
 from shoal.study.analysis import StudyAnalysis, analyse, searched_parameters, settings_of
 from shoal.study.directory import StudyDirectory
-from shoal.study.records import SearchKey
+from shoal.study.records import Goal, SearchKey
 from shoal.study.run import open_study
 from shoal.study.spec import StudySpec
 from shoal.study.tables import read_study
@@ -27,7 +29,7 @@ class Conclusion:
         warnings: what a reader must know, one line each.
     """
 
-    directory: StudyDirectory
+    directory: Path
     analysis: StudyAnalysis
     report: Path
     searches: int
@@ -56,7 +58,7 @@ class Conclusion:
         """As one JSON document."""
         return {
             "study": self.analysis.name,
-            "directory": str(self.directory.path),
+            "directory": str(self.directory),
             "report": str(self.report),
             "searches": self.searches,
             "done": self.done,
@@ -104,12 +106,86 @@ def conclude(directory: StudyDirectory) -> Conclusion:
     keys = spec.searches()
     ends = {key: end for key in keys if (end := directory.end_of(key)) is not None}
     return Conclusion(
-        directory=directory,
+        directory=directory.path,
         analysis=analysis,
         report=write_study_report(analysis, directory.path),
         searches=len(keys),
         done=len(ends),
         warnings=tuple(warnings(ends)),
+    )
+
+
+def conclude_archive(
+    directory: Path,
+    *,
+    goals: Sequence[Goal],
+    study: str | None = None,
+    trials: int | None = None,
+    split_by: str | None = None,
+    train_samples: int | None = None,
+    out: Path | None = None,
+) -> Conclusion:
+    """Analyse one study of an imported archive, and write its page with figures and tables.
+
+    Args:
+        directory: what ``shoal study import`` made.
+        goals: all of one metric; the first is the headline's.
+        study: which, ``[group/]dataset/model``; None where there is only one.
+        trials: N per search; see :func:`~shoal.study.archive_analysis.analyse_archive`.
+        split_by: a parameter whose values become curves of their own.
+        train_samples: n, where samples were drawn without replacement.
+        out: where the page goes; ``directory`` when None.
+
+    Raises:
+        UsageError: no goal, no such study, or too few trials.
+    """
+    from shoal.report.study_page import write_study_report
+    from shoal.study.archive_analysis import analyse_archive
+
+    analysis = analyse_archive(
+        directory,
+        study,
+        goals=goals,
+        trials=trials,
+        split_by=split_by,
+        train_samples=train_samples,
+    )
+    searches = len(analysis.main.summaries)
+    return Conclusion(
+        directory=directory,
+        analysis=analysis,
+        report=write_study_report(analysis, out or directory),
+        searches=searches,
+        done=searches,
+        warnings=(),
+    )
+
+
+def is_archive(directory: Path) -> bool:
+    """Whether ``directory`` holds an import rather than a study."""
+    return (directory / "tables" / "import.json").is_file()
+
+
+def parse_goal(text: str) -> Goal:
+    """``METRIC<VALUE``, or ``METRIC>VALUE`` where larger is better.
+
+    Raises:
+        UsageError: anything else.
+
+    Example:
+        >>> parse_goal("val/classification_error<0.1").value
+        0.1
+    """
+    for sign in "<>":
+        metric, found, value = text.partition(sign)
+        if found:
+            try:
+                return Goal(metric=metric, value=float(value), larger_is_better=sign == ">")
+            except ValueError as error:
+                if isinstance(error, UsageError):
+                    raise
+    raise UsageError(
+        f"goal = {text!r}; write METRIC<VALUE, for example 'val/classification_error<0.1'"
     )
 
 
