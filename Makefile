@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install data demo test nightly bench lint clean
+.PHONY: install demo study test nightly bench lint clean
 
 install: $(STAMP)
 
@@ -18,6 +18,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/python examples/demo.py
 
+study: install
+	$(BIN)/shoal study run examples/study_quick.toml
+
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not nightly"
 
@@ -26,6 +29,7 @@ nightly: install
 
 bench: install
 	$(BIN)/python -m benchmarks elastic
+	$(BIN)/python -m benchmarks study
 
 lint: install
 	$(BIN)/ruff check src tests benchmarks examples
@@ -33,4 +37,4 @@ lint: install
 	$(BIN)/pyright
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) runs studies .pytest_cache .hypothesis .ruff_cache
