@@ -140,6 +140,10 @@ def curve(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Where an archive's page goes.")
     ] = None,
+    noise_scale: Annotated[
+        bool,
+        typer.Option("--noise-scale", help="Replay a winner of plain SGD; needs the workload."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Analyse what a study has measured so far, and write its page, figures and tables."""
@@ -163,7 +167,7 @@ def curve(
                 "a study's own goals are in its spec; leave them out"
             )
         else:
-            concluded = conclude(open_study(study)[0])
+            concluded = conclude(open_study(study)[0], noise_scale=noise_scale)
         _print(concluded.to_dict(), concluded.lines(), as_json=as_json)
         if concluded.not_to_be_used:
             raise typer.Exit(NOT_TO_BE_USED)

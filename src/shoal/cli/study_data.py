@@ -1,4 +1,4 @@
-"""``shoal study export | import | recenter``: a study's data out and in, and its next version."""
+"""``shoal study export | import | recenter | compare``: a study's data, its next version, several together."""
 
 from __future__ import annotations
 
@@ -117,3 +117,31 @@ def recenter(
         for line in said:
             typer.echo(line, err=True)
         typer.echo(str(out) if out is not None else text)
+
+
+@study.command("compare")
+def compare(
+    studies: Annotated[
+        list[Path], typer.Argument(metavar="STUDY...", help="Directories of two or more studies.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the page goes.")] = Path(
+        "study-comparison"
+    ),
+    as_json: JsonOption = False,
+) -> None:
+    """Lay the curves of several workloads side by side, each normalised by its own least samples."""
+    with one_line("compare"):
+        from shoal.errors import UsageError
+        from shoal.report.study_page import write_comparison
+        from shoal.study.conclude import analysed
+
+        found = {}
+        for path in studies:
+            _, spec, analysis = analysed(path)
+            if spec.name in found:
+                raise UsageError(
+                    f"study = {spec.name!r} twice; studies of one name cannot be told apart; leave one out"
+                )
+            found[spec.name] = analysis
+        page = write_comparison(found, out)
+        typer.echo(json.dumps({"report": str(page)}) if as_json else str(page))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from shoal.errors import UsageError
 from shoal.study.analysis import StudyAnalysis, analyse, searched_parameters, settings_of
 from shoal.study.directory import StudyDirectory
+from shoal.study.noise_scale import NoiseScale
 from shoal.study.records import Goal, SearchKey
 from shoal.study.run import open_study
 from shoal.study.spec import StudySpec
@@ -91,8 +93,13 @@ class Conclusion:
         }
 
 
-def conclude(directory: StudyDirectory) -> Conclusion:
+def conclude(directory: StudyDirectory, *, noise_scale: bool = False) -> Conclusion:
     """Compact what runners have written, analyse it, and write the page with its figures and tables.
+
+    Args:
+        directory: of the study.
+        noise_scale: replay a winner of each curve of plain SGD to measure the gradient noise scale beside
+            B_crit; needs the workload and its data.
 
     Raises:
         UsageError: nothing was measured yet, or a part is not installed.
@@ -103,16 +110,42 @@ def conclude(directory: StudyDirectory) -> Conclusion:
 
     compact(directory.path)
     directory, spec, analysis = analysed(directory.path)
+    scales = noise_scales(spec, analysis) if noise_scale else None
     keys = spec.searches()
     ends = {key: end for key in keys if (end := directory.end_of(key)) is not None}
     return Conclusion(
         directory=directory.path,
         analysis=analysis,
-        report=write_study_report(analysis, directory.path),
+        report=write_study_report(analysis, directory.path, noise_scales=scales),
         searches=len(keys),
         done=len(ends),
         warnings=tuple(warnings(ends)),
     )
+
+
+def noise_scales(spec: StudySpec, analysis: StudyAnalysis) -> dict[str, NoiseScale]:
+    """The noise scale along one winner of each curve of plain SGD: of the batch next to its B_crit.
+
+    Raises:
+        UsageError: there is no such curve with a search that reached the first goal.
+    """
+    from shoal.study.noise_replay import noise_scale_of_winner
+
+    found: dict[str, NoiseScale] = {}
+    for name, curve in spec.curves.items():
+        reached = [s for s in analysis.main.of(name) if s.steps]
+        if curve.optimizer != "sgd" or not reached:
+            continue
+        fit = analysis.main.fits.get(name)
+        at = fit.b_crit.value if fit is not None and fit.b_crit.value > 0 else 1.0
+        nearest = min(reached, key=lambda s: (abs(math.log(s.key.global_batch / at)), s.key.repeat))
+        found[name] = noise_scale_of_winner(spec.resolved, curve, nearest)
+    if not found:
+        raise UsageError(
+            "noise_scale = nothing to measure it along; it takes a curve of plain sgd that reached the first "
+            "goal; add [curves.sgd], or leave it out"
+        )
+    return found
 
 
 def conclude_archive(
