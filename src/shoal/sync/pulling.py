@@ -1,0 +1,126 @@
+"""The pull toward another worker: the arithmetic, and one round of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.sync.choice import accepts
+from shoal.sync.contract import Event, Exchange, Pull
+
+
+def toward(x: Tensor, target: Tensor, fraction: float, *, exempt: Tensor | None = None) -> Tensor:
+    """x + fraction (target - x): x itself at 0, the target itself at 1, bit for bit.
+
+    Each operation rounds by itself, never fused, so that a row's result does not depend on how many rows
+    are computed together.
+
+    Args:
+        x: ``[rows, d]``.
+        target: ``[rows, d]`` or ``[1, d]``.
+        fraction: in [0, 1].
+        exempt: ``[rows]`` bool, rows that stay.
+
+    Returns:
+        ``[rows, d]``; ``x`` itself at fraction 0.
+    """
+    if fraction == 0:
+        return x
+    moved = target.expand_as(x) if fraction == 1 else x + (target - x) * fraction
+    if exempt is None:
+        return moved.clone() if fraction == 1 else moved
+    return torch.where(exempt.to(x.device).unsqueeze(1), x, moved)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Move:
+    """One broadcast of leaders, and what it did to the local rows.
+
+    Args:
+        x: ``[rows, d]`` after the pull.
+        received: ``[rows, d]``, each row's leader.
+        is_leader: ``[rows]`` bool.
+        sources: each rank's leader.
+        fraction: how far followers moved.
+        replaced: local rows whose weights were not finite and are now the leader's.
+        refused: local rows that did not accept their leader.
+    """
+
+    x: Tensor
+    received: Tensor
+    is_leader: Tensor
+    sources: tuple[int, ...]
+    fraction: float
+    replaced: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
+
+    def as_pull(self) -> Pull:
+        """The rows that moved, and where to."""
+        stayed = {*self.refused, *self.is_leader.nonzero().flatten().tolist()}
+        rows = tuple(row for row in range(len(self.is_leader)) if row not in stayed)
+        return Pull(sources=self.sources, fraction=self.fraction, rows=rows, replaced=self.replaced)
+
+    def events(self, step: int, exchange: Exchange) -> list[Event]:
+        """One event for each row that was replaced or refused."""
+        found: list[Event] = []
+        for kind, rows in (("replaced", self.replaced), ("refused", self.refused)):
+            for row in rows:
+                rank = exchange.ranks[row]
+                values = {
+                    "worker": exchange.members[rank],
+                    "leader": exchange.members[self.sources[rank]],
+                }
+                found.append(Event(kind=kind, step=step, values=values))
+        return found
+
+
+def follow(
+    x: Tensor,
+    sources: Sequence[int],
+    fraction: float,
+    exchange: Exchange,
+    *,
+    judge: Callable[[Tensor], Sequence[float]] | None = None,
+) -> Move:
+    """Receive one's leader and move toward it.
+
+    Args:
+        x: ``[rows, d]``.
+        sources: each rank's leader, for all ranks.
+        fraction: in [0, 1]; at 0 nothing is sent.
+        exchange: the workers.
+        judge: each local row's loss of given weights, on its own data; None: leaders are trusted.
+
+    Returns:
+        The move. A follower whose weights are not finite takes the leader's whole.
+    """
+    sources = tuple(sources)
+    is_leader = torch.tensor([sources[rank] == rank for rank in exchange.ranks])
+    if fraction == 0:
+        return Move(x=x, received=x, is_leader=is_leader, sources=sources, fraction=0.0)
+    received = exchange.from_workers(x, sources)
+    is_sound = torch.isfinite(x).all(dim=1).cpu()
+    accepted = ~is_leader
+    if judge is not None:
+        verdicts = [accepts(z, own) for z, own in zip(judge(received), judge(x), strict=True)]
+        accepted = accepted & torch.tensor(verdicts)
+    moved = toward(x, received, fraction, exempt=~accepted)
+    is_replaced = accepted & ~is_sound
+    if bool(is_replaced.any()):
+        moved = torch.where(is_replaced.to(x.device).unsqueeze(1), received, moved)
+    return Move(
+        x=moved,
+        received=received,
+        is_leader=is_leader,
+        sources=sources,
+        fraction=fraction,
+        replaced=_rows(is_replaced),
+        refused=_rows(~accepted & ~is_leader),
+    )
+
+
+def _rows(mask: Tensor) -> tuple[int, ...]:
+    return tuple(mask.nonzero().flatten().tolist())
