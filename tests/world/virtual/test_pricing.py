@@ -5,12 +5,14 @@ import math
 import pytest
 
 from shoal.errors import UsageError
-from shoal.world.virtual.links import SERVER, Hop, LinkClass, Network, Traffic
+from shoal.sync.traffic import SERVER, Transfer, hops
+from shoal.world.virtual.links import Hop, LinkClass, Links, Network
 from shoal.world.virtual.pricing import (
     NOTHING,
     chain,
     messages,
     parameter_server,
+    price_of,
     ring,
     score_all_gather,
     tree,
@@ -93,20 +95,47 @@ def test_messages_at_once_wait_for_the_port_they_share():
 
 
 def test_transfers_wait_for_their_ports_in_the_order_in_which_they_ask():
-    traffic = Traffic(FLAT)
+    links = Links(FLAT)
     first = FLAT.ports(Hop(0, 1, 10))
-    assert traffic.start(first, 5.0, 2.0) == 5.0
-    assert traffic.start(FLAT.ports(Hop(0, 2, 10)), 6.0, 1.0) == 7.0
-    assert traffic.start(FLAT.ports(Hop(3, 4, 10)), 6.0, 1.0) == 6.0
-    assert traffic.start(first, 6.5, 1.0) == 8.0
+    assert links.start(first, 5.0, 2.0) == 5.0
+    assert links.start(FLAT.ports(Hop(0, 2, 10)), 6.0, 1.0) == 7.0
+    assert links.start(FLAT.ports(Hop(3, 4, 10)), 6.0, 1.0) == 6.0
+    assert links.start(first, 6.5, 1.0) == 8.0
 
 
-def test_traffic_counts_by_class():
-    traffic = Traffic(NODES)
-    traffic.count(chain(NODES, 0, range(8), 100).hops)
-    traffic.count([Hop(0, SERVER, 5)])
-    assert traffic.counted_bytes == {"intra": 600, "inter": 105}
-    assert traffic.messages == {"intra": 6, "inter": 2}
+def test_links_counts_by_class():
+    links = Links(NODES)
+    links.count(chain(NODES, 0, range(8), 100).hops)
+    links.count([Hop(0, SERVER, 5)])
+    assert links.counted_bytes == {"intra": 600, "inter": 105}
+    assert links.messages == {"intra": 6, "inter": 2}
+
+
+@pytest.mark.parametrize("kind", ["scores", "mean", "broadcast", "send", "fetch"])
+def test_a_rule_s_transfers_cost_the_messages_that_its_own_record_lists(kind):
+    workers = {"send": (2, 9), "fetch": (SERVER, 9)}.get(kind, tuple(range(3, 14)))
+    source = 7 if kind == "broadcast" else None
+    transfer = Transfer(kind=kind, workers=workers, size=1001, source=source)
+    price = price_of(NODES, transfer)
+    nodes = {w: NODES.node(w) for w in workers}
+    assert sorted(price.hops) == sorted(Hop(*hop) for hop in hops(transfer, nodes))
+    assert price.formula_bytes == price.counted_bytes(NODES)
+
+
+def test_a_tree_may_be_asked_for():
+    transfer = Transfer(kind="broadcast", workers=tuple(range(8)), size=10**6, source=0)
+    chained, treed = price_of(FLAT, transfer), price_of(FLAT, transfer, broadcast="tree")
+    assert treed.seconds == pytest.approx(3 * (A + 1e6 / B))
+    assert chained.seconds < treed.seconds
+
+
+def test_links_may_be_tried():
+    links = Links(FLAT)
+    tried = links.tried()
+    tried.start(FLAT.ports(Hop(0, 1, 1)), 0.0, 5.0)
+    tried.count([Hop(0, 1, 1)])
+    assert links.start(FLAT.ports(Hop(0, 1, 1)), 0.0, 1.0) == 0.0
+    assert links.counted_bytes["inter"] == 0
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from torch import nn
 from shoal.errors import UsageError
 from shoal.workloads.study_workload import Workload, cross_entropy
 from shoal.world.virtual.faults import Fault, Faults
+from shoal.world.virtual.loop import LoopTraining
 from shoal.world.virtual.stack import Optimizer, Stack
-from shoal.world.virtual.training import LoopTraining, VectorisedTraining, Work
+from shoal.world.virtual.training import Work
+from shoal.world.virtual.vectorised import VectorisedTraining
 
 WORKERS, BATCH = 7, 4
 # One shorter than its neighbours, in the first, the middle and the last place of a chunk of three.

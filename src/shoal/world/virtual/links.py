@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from shoal.errors import UsageError
+from shoal.sync.traffic import SERVER
 
 LinkName = Literal["intra", "inter"]
 LINKS: tuple[LinkName, LinkName] = ("intra", "inter")
 
 Port: TypeAlias = tuple[str, int]
 """``("worker", number)``, ``("out", node)`` or ``("in", node)``."""
-
-SERVER = -1
-"""A parameter server's place among the workers: a host of its own, on a node of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +126,7 @@ class Network:
         return sorted(workers, key=lambda w: (self.node(w) != home, self.node(w), w != first, w))
 
 
-class Traffic:
+class Links:
     """When links are free, and what they have carried.
 
     Args:
@@ -166,3 +164,10 @@ class Traffic:
             name = self.network.name(hop.source, hop.target)
             self.counted_bytes[name] += hop.size
             self.messages[name] += 1
+
+    def tried(self) -> Links:
+        """The same links, on which a round may be tried without a trace on these."""
+        other = Links(self.network)
+        other._free = dict(self._free)
+        other.counted_bytes, other.messages = dict(self.counted_bytes), dict(self.messages)
+        return other

@@ -21,8 +21,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from shoal.world.virtual.links import SERVER, Hop, LinkName, Network, Port
+from shoal.sync.traffic import SERVER, Transfer
+from shoal.world.virtual.links import Hop, LinkName, Network, Port
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +192,30 @@ def messages(network: Network, sent: Sequence[tuple[int, int, int]]) -> Price:
         ports=tuple(sorted(busy)),
         formula_bytes=sum(hop.size for hop in hops),
     )
+
+
+BroadcastName = Literal["chain", "tree"]
+
+
+def price_of(network: Network, transfer: Transfer, *, broadcast: BroadcastName = "chain") -> Price:
+    """What a transfer costs that a sync rule asked for.
+
+    Args:
+        network: the links.
+        transfer: as the rule's exchange recorded it, its size that of the real message.
+        broadcast: how weights go from one worker to others.
+    """
+    workers, size = transfer.workers, transfer.size
+    if transfer.kind == "scores":
+        return score_all_gather(network, workers, size)
+    if transfer.kind == "mean":
+        return ring(network, workers, size)
+    if transfer.kind == "broadcast":
+        assert transfer.source is not None, "a broadcast has a source"
+        spread = chain if broadcast == "chain" else tree
+        return spread(network, transfer.source, workers, size)
+    source, target = workers
+    return messages(network, [(source, target, size)])
 
 
 def _ports(network: Network, hops: Sequence[Hop]) -> tuple[Port, ...]:

@@ -119,6 +119,11 @@ class Stack:
         """Rows there are."""
         return len(self.parameters)
 
+    @property
+    def snapshot_bytes(self) -> int:
+        """Of all that one worker hands to a newcomer: parameters, optimizer state, buffers."""
+        return sum(tensor[0].numel() * tensor.element_size() for tensor in self._tensors())
+
     @torch.no_grad()
     def load(self, row: int, model: nn.Module) -> None:
         """A model's weights, and an optimizer that has done nothing, into a row."""
