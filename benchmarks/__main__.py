@@ -1,4 +1,4 @@
-"""``python -m benchmarks elastic|order|ledger [--rows step,kill,...] [--quick] [--json]``."""
+"""``python -m benchmarks elastic|order|ledger|study [--rows step,kill,...] [--quick] [--json]``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from benchmarks import elastic, ledger, order
+from benchmarks import elastic, ledger, order, study
 
 
 def line(row: dict[str, object]) -> str:
@@ -23,8 +23,8 @@ def line(row: dict[str, object]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=("elastic", "order", "ledger"))
-    known = {"elastic": elastic, "ledger": ledger}
+    parser.add_argument("name", choices=("elastic", "order", "ledger", "study"))
+    known = {"elastic": elastic, "ledger": ledger, "study": study}
     listed = "; ".join(f"{name}: {','.join(module.GROUPS)}" for name, module in known.items())
     parser.add_argument("--rows", help=f"groups of rows, separated by commas. {listed}")
     parser.add_argument("--quick", action="store_true", help="fewer repeats")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from shoal.study.engines.contract import Engine, SavedTrial
@@ -48,6 +49,7 @@ def check_engine(make: MakeEngine, task: Task, *, trials: int = 5) -> None:
     """
     check_names_and_refusals(make, task)
     check_equals_plain_loop(make, task, trials_of(task, trials))
+    check_outputs(make, task, trials_of(task, trials))
     check_cut_of_calls(make, task, trials_of(task, trials))
     check_company(make, task, trials_of(task, trials))
     check_save_and_restore(make, task, trials_of(task, trials))
@@ -97,6 +99,27 @@ def check_equals_plain_loop(
             assert close or not (math.isfinite(mine) or math.isfinite(plains)), (
                 f"trial {number} has the losses {engine.losses(number)}, not {plain.losses(number)}"
             )
+
+
+def check_outputs(make: MakeEngine, task: Task, trials: Sequence[Trial]) -> None:
+    """Outputs, where the engine gives them, are the models', whoever else is asked, and leave no trace."""
+    engine = make(task)
+    weights = trained(engine, trials, STEPS)
+    inputs = task.workload.split("val")[0].to(task.device)
+    for asked in (list(weights), [trials[-1].id], [trial.id for trial in reversed(trials)][:2]):
+        found = engine.outputs(asked, inputs)
+        if found is None:
+            continue
+        for number, output in zip(asked, found.unbind(0), strict=True):
+            model = task.initial(0).eval()
+            with torch.no_grad():
+                expected = torch.func.functional_call(model, weights[number], (inputs,))
+            difference, _ = largest_difference({"outputs": output}, {"outputs": expected})
+            assert difference <= TOLERANCE, f"outputs of trial {number} differ by {difference:.1e}"
+    for trial in trials:
+        assert same_bits(engine.weights(trial.id), weights[trial.id]), (
+            f"asking for outputs touched trial {trial.id}"
+        )
 
 
 def check_cut_of_calls(make: MakeEngine, task: Task, trials: Sequence[Trial]) -> None:

@@ -98,7 +98,7 @@ def contest(task: Task, *, search_seconds: float = 0.0, trials: int = 64) -> Cho
     refusals: dict[str, str] = {}
     settled: set[str] = set()
     for candidate in _candidates(task, trials):
-        if candidate.engine in settled:
+        if candidate.engine in settled or _has_larger(candidate, timed):
             continue
         cost = _cost(candidate) * plain.seconds
         if _clock(task.device) + cost > limit - _ROUNDS * _ROUND_SECONDS * (len(timed) + 1):
@@ -141,13 +141,21 @@ def _choose(timed: Mapping[str, _Timed], refusals: dict[str, str], seconds: floa
 
 
 def _candidates(task: Task, trials: int) -> list[Candidate]:
-    """In the order in which they are tried; stacks of one trial are no stacks."""
+    """In the order in which they are tried; smaller stacks than the first only where that took too long."""
+    ladder = (8, 16, 32, 4, 2) if task.device.type == "cpu" else (64, 256, 8)
     return [
         Candidate(engine=engine, slots=slots)
         for engine in ("layers", "vmap")
-        for slots in (8, 16, 32)
-        if slots <= max(trials, 2) or slots == 8
+        for slots in ladder
+        if slots <= max(trials, ladder[0])
     ]
+
+
+def _has_larger(candidate: Candidate, timed: Mapping[str, _Timed]) -> bool:
+    return any(
+        other.candidate.engine == candidate.engine and other.candidate.slots > candidate.slots
+        for other in timed.values()
+    )
 
 
 def _cost(candidate: Candidate) -> int:

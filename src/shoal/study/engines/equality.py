@@ -3,7 +3,8 @@
 An engine is accepted for a workload, an optimizer and a batch size only after it was held, on the machine
 it is to run on, against the plain loop over a few steps: parameters and buffers within 1e-5. Later steps say
 nothing: training is chaotic, and the smallest difference grows. And it is asked, bit for bit, whether a
-trial's numbers depend on its row or on how many rows a call takes; only sizes of which they do not are used.
+trial's weights or outputs depend on its row or on how many rows a call takes; only sizes of which they do
+not are used.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from shoal.study.engines.block import NotStackable
 from shoal.study.engines.build import Candidate, build_engine
@@ -30,6 +32,8 @@ STEPS = 3
 COMPARED = 3
 """Trials that are."""
 
+_PROBED = 256  # samples, as many as an evaluation always takes
+_OUTPUTS = "outputs()"
 _REASON = 200  # characters; torch's own explanations run to paragraphs
 _GOLDEN, _SILVER = 0.7548776662466927, 0.5698402909980532
 """Steps of a low-discrepancy sequence in two dimensions."""
@@ -57,7 +61,7 @@ def accepted(task: Task, candidate: Candidate) -> Candidate | Refused:
     try:
         trials = trials_of(task, candidate.slots, reach=0.5)
         engine = build_engine(task, replace(candidate, sizes=(candidate.slots,)))
-        full = trained(engine, trials, STEPS)
+        full = _with_outputs(task, engine, trained(engine, trials, STEPS))
         reason = _unlike_plain(task, trials[:COMPARED], full)
         if reason is not None:
             return Refused(reason)
@@ -86,11 +90,15 @@ def _unlike_plain(
 ) -> str | None:
     plain = trained(PoolEngine(task), trials, STEPS)
     for number, weights in plain.items():
+        outputs = {n: t for n, t in ours[number].items() if n == _OUTPUTS}
+        if outputs:
+            weights |= {_OUTPUTS: _module_outputs(task, ours[number])}
         difference, name = largest_difference(ours[number], weights)
         if not difference <= TOLERANCE:
-            kind = "buffer" if name in dict(task.initial(0).named_buffers()) else "parameter"
+            parts = dict.fromkeys(dict(task.initial(0).named_buffers()), "buffer ")
+            kind = parts.get(name, "" if name == _OUTPUTS else "parameter ")
             return (
-                f"{kind} {name} differs from the plain loop's by {difference:.1e} after {STEPS} steps; "
+                f"{kind}{name} differs from the plain loop's by {difference:.1e} after {STEPS} steps; "
                 f"at most {TOLERANCE:g} is accepted"
             )
     return None
@@ -104,8 +112,26 @@ def _keeps_bits(
     full: Mapping[int, Mapping[str, Tensor]],
 ) -> bool:
     engine = build_engine(task, replace(candidate, sizes=tuple(sorted({size, candidate.slots}))))
-    few = trained(engine, list(reversed(trials))[:size], STEPS)
+    few = _with_outputs(task, engine, trained(engine, list(reversed(trials))[:size], STEPS))
     return all(same_bits(weights, full[number]) for number, weights in few.items())
+
+
+def _with_outputs(
+    task: Task, engine: Engine, weights: dict[int, dict[str, Tensor]]
+) -> dict[int, dict[str, Tensor]]:
+    """Each trial's weights, and its outputs on some samples where the engine gives them."""
+    found = engine.outputs(list(weights), task.inputs[:_PROBED])
+    if found is not None:
+        for (number, row), output in zip(weights.items(), found.unbind(0), strict=True):
+            weights[number] = row | {_OUTPUTS: output.clone()}
+    return weights
+
+
+@torch.no_grad()
+def _module_outputs(task: Task, weights: Mapping[str, Tensor]) -> Tensor:
+    named = {name: tensor for name, tensor in weights.items() if name != _OUTPUTS}
+    inputs = task.inputs[:_PROBED]
+    return functional_call(task.initial(0).eval(), named, (inputs,))
 
 
 # -- trying trials ------------------------------------------------------------------------------------------
