@@ -8,10 +8,11 @@ from shoal.sync.downpour import Downpour
 from shoal.sync.eamsgd import EAMSGD
 from shoal.sync.easgd import EASGD
 from shoal.sync.independent import Independent
-from shoal.sync.leader import Leader, pull_scalings
+from shoal.sync.leader import Leader
 from shoal.sync.local_sgd import LocalSGD
 from shoal.sync.lookahead import Lookahead
 from shoal.sync.powersgd import PowerSGD
+from shoal.sync.pulling import pull_scalings
 from shoal.sync.sgp import SGP
 from shoal.sync.slowmo import SlowMo
 from shoal.sync.stacked import Stacked

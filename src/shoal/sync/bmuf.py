@@ -88,6 +88,10 @@ class BMUF(SyncRule[BMUFState]):
         start = exchange.mean(x).clone()
         return BMUFState(weights=start, start=start, change=torch.zeros_like(start))
 
+    def center(self, state: BMUFState) -> Tensor:
+        """The filtered model."""
+        return state.weights
+
     def exchange_round(
         self, state: BMUFState, x: Tensor, exchange: Exchange, signals: Signals
     ) -> Outcome[BMUFState]:
@@ -100,6 +104,6 @@ class BMUF(SyncRule[BMUFState]):
         return Outcome(
             x=start.repeat(len(rows), 1),
             state=replace(state, since=0, weights=weights, start=start, change=change),
-            pulls=(Pull(sources=None, fraction=1.0, rows=rows),),
+            pulls=(Pull(toward="mean", fraction=1.0, rows=rows),),
             is_round=True,
         )

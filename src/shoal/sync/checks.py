@@ -23,17 +23,17 @@ def one_of(owner: str, field: str, value: object, choices: Sequence[str]) -> Non
 
 def momentum_policy(owner: str, value: object) -> None:
     """Refuse an unknown policy for momentum buffers."""
-    one_of(owner, "momentum", value, ("keep", "reset", "interpolate"))
+    one_of(owner, "momentum_policy", value, ("keep", "reset", "interpolate"))
 
 
 def statistics_policy(owner: str, value: object) -> None:
     """Refuse an unknown policy for BatchNorm statistics."""
-    one_of(owner, "statistics", value, ("own", "leader", "mean", "recompute"))
+    one_of(owner, "statistics_policy", value, ("own", "leader", "mean", "recompute"))
 
 
 def mean_statistics_policy(owner: str, value: object) -> None:
     """As :func:`statistics_policy`, for rules that have no leader."""
-    one_of(owner, "statistics", value, ("own", "mean", "recompute"))
+    one_of(owner, "statistics_policy", value, ("own", "mean", "recompute"))
 
 
 def multiple(owner: str, field: str, value: int, *, of: int, of_field: str = "sync_every") -> None:

@@ -72,6 +72,10 @@ class Exchange(Protocol):
         """
         ...
 
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest value of each number over all workers' rows: ``[rows, d]`` to ``[1, d]``."""
+        ...
+
     def scores(self, own: Sequence[float]) -> list[float]:
         """Every worker's number, by rank, from each local row's own."""
         ...
@@ -154,16 +158,20 @@ class Pull:
     """A movement that a round made, for the policies on momentum and statistics.
 
     Args:
-        sources: for every rank the rank it was moved toward; None: toward the mean.
+        toward: other ``"workers"``, the ``"mean"`` of all, or the row's own ``"past"``.
         fraction: how far, in [0, 1].
         rows: the local rows that moved.
+        sources: for every rank the rank it was moved toward, of a pull toward workers.
         replaced: of them, those that took the source whole, since they were not finite.
+        is_repairing: whether some worker, here or elsewhere, was not finite; all workers agree on it.
     """
 
-    sources: tuple[int, ...] | None
+    toward: Literal["workers", "mean", "past"]
     fraction: float
     rows: tuple[int, ...]
+    sources: tuple[int, ...] = ()
     replaced: tuple[int, ...] = ()
+    is_repairing: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,6 +207,8 @@ class SyncRule(ABC, Generic[StateT]):
     is_plain_alone: ClassVar[bool] = True
     """Whether that is plain SGD, bit for bit."""
     state_type: ClassVar[type[Counters]]
+    momentum_policy: MomentumPolicy = "keep"
+    statistics_policy: StatisticsPolicy = "own"
 
     @property
     def period(self) -> int | None:
@@ -281,6 +291,10 @@ class SyncRule(ABC, Generic[StateT]):
         if self.is_due(state):
             return self.exchange_round(state, x, exchange, signals)
         return self.rest(state, x, exchange)
+
+    def center(self, state: StateT) -> Tensor | None:
+        """The rule's own average ``[1, d]`` or ``[rows, d]``, where it keeps one in its state."""
+        return None
 
     def state_dict(self, state: StateT) -> dict[str, StateValue]:
         """The state as tensors and plain numbers, with the format's version and the rule's name."""

@@ -130,6 +130,10 @@ class DiLoCo(SyncRule[DiLoCoState]):
             return Outcome(x=x, state=state)
         return self._arrive(state, x)
 
+    def center(self, state: DiLoCoState) -> Tensor:
+        """The outer weights."""
+        return state.center
+
     def exchange_round(
         self, state: DiLoCoState, x: Tensor, exchange: Exchange, signals: Signals
     ) -> Outcome[DiLoCoState]:
@@ -166,7 +170,7 @@ class DiLoCo(SyncRule[DiLoCoState]):
         return Outcome(
             x=x,
             state=replace(state, pending=-1),
-            pulls=(Pull(sources=None, fraction=1 - self.mixing, rows=rows),),
+            pulls=(Pull(toward="mean", fraction=1 - self.mixing, rows=rows),),
             is_round=is_round,
         )
 

@@ -104,6 +104,10 @@ class EASGD(SyncRule[EASGDState]):
             return x, state
         return x, replace(state, before=x.clone())
 
+    def center(self, state: EASGDState) -> Tensor | None:
+        """The center of the synchronous form; the server has that of the other."""
+        return state.center
+
     def exchange_round(
         self, state: EASGDState, x: Tensor, exchange: Exchange, signals: Signals
     ) -> Outcome[EASGDState]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import nan
+from math import inf, isfinite, nan
 
 import torch
 from torch import Size, Tensor
@@ -82,8 +82,8 @@ class Leader(SyncRule[LeaderState]):
         global_sync_every: steps between global rounds (tau_G), a multiple of ``sync_every``. Of effect
             with two groups or more.
         pull: fraction lambda of the way to the local leader, in [0, 1]. Independent of the learning
-            rate; the theorems' penalty weight is pull / lr (see :func:`pull_scalings`). At 0 no weights
-            travel.
+            rate; the theorems' penalty weight is pull / lr, which
+            :func:`~shoal.sync.pulling.pull_scalings` prints. At 0 no weights travel.
         global_pull: the same toward the leader of all.
         groups: how many groups the workers form; must divide them.
         score: the loss that chooses: ``"own"`` training losses of the last ``window`` steps; a common
@@ -96,8 +96,8 @@ class Leader(SyncRule[LeaderState]):
         anchor: in the steps without a round, pull followers toward the leader they last received, by
             anchor / sync_every a step (global leader: anchor / global_sync_every, and before the local
             one). In [0, 1]; 0: nothing.
-        momentum: of a follower's momentum: ``"keep"`` it, ``"reset"``, or ``"interpolate"`` as weights.
-        statistics: of BatchNorm: each its ``"own"``, the ``"leader"``'s, the ``"mean"``, or
+        momentum_policy: of a follower's momentum: ``"keep"`` it, ``"reset"``, or ``"interpolate"`` as weights.
+        statistics_policy: of BatchNorm: each its ``"own"``, the ``"leader"``'s, the ``"mean"``, or
             ``"recompute"``.
 
     Raises:
@@ -132,8 +132,8 @@ class Leader(SyncRule[LeaderState]):
     window: int = 10
     verify: bool = False
     anchor: float = 0.0
-    momentum: MomentumPolicy = "keep"
-    statistics: StatisticsPolicy = "own"
+    momentum_policy: MomentumPolicy = "keep"
+    statistics_policy: StatisticsPolicy = "own"
 
     name = "leader"
     alone = "plain SGD: the only worker leads, and a leader is not pulled"
@@ -154,8 +154,8 @@ class Leader(SyncRule[LeaderState]):
                 f"anchor = {self.anchor:g} with pull = 0; no leader is received, so there is none to hold on "
                 "to; write Leader(anchor=0.0), or a pull above 0"
             )
-        momentum_policy("Leader", self.momentum)
-        statistics_policy("Leader", self.statistics)
+        momentum_policy("Leader", self.momentum_policy)
+        statistics_policy("Leader", self.statistics_policy)
 
     @property
     def period(self) -> int:
@@ -233,7 +233,9 @@ class Leader(SyncRule[LeaderState]):
             x=moves[-1].x,
             state=state,
             events=tuple(events),
-            pulls=tuple(move.as_pull() for move in moves if move.fraction > 0),
+            pulls=tuple(
+                move.as_pull(is_repairing=inf in scores) for move in moves if move.fraction > 0
+            ),
             is_round=True,
         )
 
@@ -242,7 +244,10 @@ class Leader(SyncRule[LeaderState]):
         return self.global_sync_every // self.sync_every
 
     def _own_scores(self, state: LeaderState, x: Tensor, signals: Signals) -> list[float]:
-        """Each local row's score; not a number where the weights themselves are not finite."""
+        """Each local row's score: not a number if it is not finite, infinite if its weights are not.
+
+        So everybody knows from the scores alone whether some worker must be replaced.
+        """
         if self.verify and signals.judge is None:
             raise UsageError(
                 "Leader(verify=True) without a judge; followers score the received leader themselves; pass "
@@ -259,7 +264,10 @@ class Leader(SyncRule[LeaderState]):
         else:
             scores = window_scores(state.windows, state.filled)
         is_sound: list[bool] = torch.isfinite(x).all(dim=1).tolist()
-        return [score if sound else nan for score, sound in zip(scores, is_sound, strict=True)]
+        return [
+            (score if isfinite(score) else nan) if sound else inf
+            for score, sound in zip(scores, is_sound, strict=True)
+        ]
 
     def _record(
         self,
@@ -296,40 +304,3 @@ class Leader(SyncRule[LeaderState]):
         filled = state.filled.clone()
         filled[list(rows)] = 0
         return replace(state, filled=filled)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PullScalings:
-    """One pull in both scalings.
-
-    Args:
-        fraction: part of the way to the leader per round, what :class:`Leader` is given.
-        penalty_weight: lambda of the objective (lambda / 2) |x - z|^2, as in the theorems: fraction / lr.
-    """
-
-    fraction: float
-    penalty_weight: float
-
-    def __str__(self) -> str:
-        return f"pull fraction {self.fraction:g} = penalty weight {self.penalty_weight:g}"
-
-
-def pull_scalings(pull: float, lr: float) -> PullScalings:
-    """A pull as a fraction and as a penalty weight.
-
-    Args:
-        pull: fraction, in [0, 1].
-        lr: learning rate in force, > 0.
-
-    Raises:
-        UsageError: a number outside its range.
-
-    Source: notes on Teng et al. 2019, 1.2: x - eta (g + lambda (x - z)) moves by the fraction eta lambda.
-
-    Example:
-        >>> print(pull_scalings(0.1, lr=0.05))
-        pull fraction 0.1 = penalty weight 2
-    """
-    number_in("pull_scalings", "pull", pull, low=0, high=1)
-    number_in("pull_scalings", "lr", lr, low=0, high=float("inf"), open_low=True)
-    return PullScalings(fraction=pull, penalty_weight=pull / lr)

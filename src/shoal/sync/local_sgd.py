@@ -37,8 +37,8 @@ class LocalSGD(SyncRule[Counters]):
     Args:
         sync_every: optimizer steps between averagings, H, >= 1.
         warmup_steps: steps of all-reduce first, >= 0; periods are counted from their end.
-        momentum: of each worker's momentum: ``"keep"``, ``"reset"``, or ``"interpolate"``: the mean.
-        statistics: of BatchNorm: each its ``"own"``, the ``"mean"``, or ``"recompute"``.
+        momentum_policy: of each worker's momentum: ``"keep"``, ``"reset"``, or ``"interpolate"``: the mean.
+        statistics_policy: of BatchNorm: each its ``"own"``, the ``"mean"``, or ``"recompute"``.
 
     Raises:
         UsageError: an argument outside its range.
@@ -56,8 +56,8 @@ class LocalSGD(SyncRule[Counters]):
 
     sync_every: int = 64
     warmup_steps: int = 0
-    momentum: MomentumPolicy = "keep"
-    statistics: StatisticsPolicy = "own"
+    momentum_policy: MomentumPolicy = "keep"
+    statistics_policy: StatisticsPolicy = "own"
 
     name = "local_sgd"
     alone = "plain SGD: the mean over one worker is itself"
@@ -66,8 +66,8 @@ class LocalSGD(SyncRule[Counters]):
     def __post_init__(self) -> None:
         whole_number("LocalSGD", "sync_every", self.sync_every, at_least=1)
         whole_number("LocalSGD", "warmup_steps", self.warmup_steps, at_least=0)
-        momentum_policy("LocalSGD", self.momentum)
-        mean_statistics_policy("LocalSGD", self.statistics)
+        momentum_policy("LocalSGD", self.momentum_policy)
+        mean_statistics_policy("LocalSGD", self.statistics_policy)
 
     @property
     def period(self) -> int:
@@ -103,6 +103,6 @@ class LocalSGD(SyncRule[Counters]):
         return Outcome(
             x=exchange.mean(x).repeat(len(rows), 1),
             state=state,
-            pulls=(Pull(sources=None, fraction=1.0, rows=rows),),
+            pulls=(Pull(toward="mean", fraction=1.0, rows=rows),),
             is_round=True,
         )

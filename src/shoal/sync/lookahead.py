@@ -9,7 +9,7 @@ from torch import Size, Tensor
 
 from shoal.scaling.checks import number_in, whole_number
 from shoal.sync.checks import momentum_policy
-from shoal.sync.contract import Exchange, MomentumPolicy, Outcome, Signals, SyncRule
+from shoal.sync.contract import Exchange, MomentumPolicy, Outcome, Pull, Signals, SyncRule
 from shoal.sync.pulling import toward
 from shoal.sync.states import PER_ROW, Counters
 
@@ -39,8 +39,8 @@ class Lookahead(SyncRule[LookaheadState]):
     Args:
         sync_every: optimizer steps between two looks (k), >= 1.
         step_size: a, in [0, 1]. 1 is plain SGD, and 0 never moves.
-        momentum: of each worker's momentum: ``"keep"``, ``"reset"``, or ``"interpolate"``: pull it back
-            as the weights are (see :func:`~shoal.sync.policies.pull_back`).
+        momentum_policy: of each worker's momentum: ``"keep"``, ``"reset"``, or ``"interpolate"``: pull it back
+            as the weights are (see :mod:`shoal.sync.policies`).
 
     Raises:
         UsageError: an argument outside its range.
@@ -57,7 +57,7 @@ class Lookahead(SyncRule[LookaheadState]):
 
     sync_every: int = 5
     step_size: float = 0.5
-    momentum: MomentumPolicy = "keep"
+    momentum_policy: MomentumPolicy = "keep"
 
     name = "lookahead"
     alone = "Lookahead, which is a rule for one worker"
@@ -67,7 +67,7 @@ class Lookahead(SyncRule[LookaheadState]):
     def __post_init__(self) -> None:
         whole_number("Lookahead", "sync_every", self.sync_every, at_least=1)
         number_in("Lookahead", "step_size", self.step_size, low=0, high=1)
-        momentum_policy("Lookahead", self.momentum)
+        momentum_policy("Lookahead", self.momentum_policy)
 
     @property
     def period(self) -> int:
@@ -85,4 +85,14 @@ class Lookahead(SyncRule[LookaheadState]):
     ) -> Outcome[LookaheadState]:
         """The look; nothing is sent."""
         slow = toward(state.slow, x, self.step_size)
-        return Outcome(x=slow.clone(), state=replace(state, since=0, slow=slow), is_round=True)
+        rows = tuple(range(x.shape[0]))
+        return Outcome(
+            x=slow.clone(),
+            state=replace(state, since=0, slow=slow),
+            pulls=(Pull(toward="past", fraction=1 - self.step_size, rows=rows),),
+            is_round=True,
+        )
+
+    def center(self, state: LookaheadState) -> Tensor:
+        """The slow weights, one row per worker."""
+        return state.slow

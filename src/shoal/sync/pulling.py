@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.scaling.checks import number_in
 from shoal.sync.choice import accepts
 from shoal.sync.contract import Event, Exchange, Pull
 
@@ -57,11 +58,18 @@ class Move:
     replaced: tuple[int, ...] = ()
     refused: tuple[int, ...] = ()
 
-    def as_pull(self) -> Pull:
-        """The rows that moved, and where to."""
+    def as_pull(self, *, is_repairing: bool) -> Pull:
+        """The rows that moved, and where to; ``is_repairing``: see :class:`~shoal.sync.contract.Pull`."""
         stayed = {*self.refused, *self.is_leader.nonzero().flatten().tolist()}
         rows = tuple(row for row in range(len(self.is_leader)) if row not in stayed)
-        return Pull(sources=self.sources, fraction=self.fraction, rows=rows, replaced=self.replaced)
+        return Pull(
+            toward="workers",
+            fraction=self.fraction,
+            rows=rows,
+            sources=self.sources,
+            replaced=self.replaced,
+            is_repairing=is_repairing,
+        )
 
     def events(self, step: int, exchange: Exchange) -> list[Event]:
         """One event for each row that was replaced or refused."""
@@ -124,3 +132,40 @@ def follow(
 
 def _rows(mask: Tensor) -> tuple[int, ...]:
     return tuple(mask.nonzero().flatten().tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullScalings:
+    """One pull in both scalings.
+
+    Args:
+        fraction: part of the way to the leader per round, what the leader rule is given.
+        penalty_weight: lambda of the objective (lambda / 2) |x - z|^2, as in the theorems: fraction / lr.
+    """
+
+    fraction: float
+    penalty_weight: float
+
+    def __str__(self) -> str:
+        return f"pull fraction {self.fraction:g} = penalty weight {self.penalty_weight:g}"
+
+
+def pull_scalings(pull: float, lr: float) -> PullScalings:
+    """A pull as a fraction and as a penalty weight.
+
+    Args:
+        pull: fraction, in [0, 1].
+        lr: learning rate in force, > 0.
+
+    Raises:
+        UsageError: a number outside its range.
+
+    Source: notes on Teng et al. 2019, 1.2: x - eta (g + lambda (x - z)) moves by the fraction eta lambda.
+
+    Example:
+        >>> print(pull_scalings(0.1, lr=0.05))
+        pull fraction 0.1 = penalty weight 2
+    """
+    number_in("pull_scalings", "pull", pull, low=0, high=1)
+    number_in("pull_scalings", "lr", lr, low=0, high=float("inf"), open_low=True)
+    return PullScalings(fraction=pull, penalty_weight=pull / lr)

@@ -51,8 +51,8 @@ class SlowMo(SyncRule[SlowMoState]):
         slow_momentum: beta, in [0, 1). By published experience 0 below 4 nodes, 0.2 at 4, 0.5 at 8, 0.6
             at 16.
         slow_lr: alpha, > 0.
-        momentum: of each worker's own momentum: ``"keep"``, ``"reset"``, or ``"interpolate"``: the mean.
-        statistics: of BatchNorm: each its ``"own"``, the ``"mean"``, or ``"recompute"``.
+        momentum_policy: of each worker's own momentum: ``"keep"``, ``"reset"``, or ``"interpolate"``: the mean.
+        statistics_policy: of BatchNorm: each its ``"own"``, the ``"mean"``, or ``"recompute"``.
 
     Raises:
         UsageError: an argument outside its range.
@@ -76,8 +76,8 @@ class SlowMo(SyncRule[SlowMoState]):
     sync_every: int = 48
     slow_momentum: float = 0.5
     slow_lr: float = 1.0
-    momentum: MomentumPolicy = "keep"
-    statistics: StatisticsPolicy = "own"
+    momentum_policy: MomentumPolicy = "keep"
+    statistics_policy: StatisticsPolicy = "own"
 
     name = "slowmo"
     alone = "SGD with a slow momentum over its own periods"
@@ -88,8 +88,8 @@ class SlowMo(SyncRule[SlowMoState]):
         whole_number("SlowMo", "sync_every", self.sync_every, at_least=1)
         number_in("SlowMo", "slow_momentum", self.slow_momentum, low=0, high=1 - 1e-9)
         number_in("SlowMo", "slow_lr", self.slow_lr, low=0, high=float("inf"), open_low=True)
-        momentum_policy("SlowMo", self.momentum)
-        mean_statistics_policy("SlowMo", self.statistics)
+        momentum_policy("SlowMo", self.momentum_policy)
+        mean_statistics_policy("SlowMo", self.statistics_policy)
 
     @property
     def period(self) -> int:
@@ -102,6 +102,10 @@ class SlowMo(SyncRule[SlowMoState]):
         """No momentum, at the mean of the starting weights."""
         start = exchange.mean(x).clone()
         return SlowMoState(previous=start, slow=torch.zeros_like(start))
+
+    def center(self, state: SlowMoState) -> Tensor:
+        """Everybody's weights after the last round."""
+        return state.previous
 
     def exchange_round(
         self, state: SlowMoState, x: Tensor, exchange: Exchange, signals: Signals
@@ -117,6 +121,6 @@ class SlowMo(SyncRule[SlowMoState]):
         return Outcome(
             x=new.repeat(len(rows), 1),
             state=replace(state, since=0, previous=new, slow=slow),
-            pulls=(Pull(sources=None, fraction=1.0, rows=rows),),
+            pulls=(Pull(toward="mean", fraction=1.0, rows=rows),),
             is_round=True,
         )

@@ -109,6 +109,12 @@ class Stacked:
             mean = weighted.sum(dim=0, keepdim=True) / torch.where(total > 0, total, 1.0)
         return self._wired(mean.to(x.dtype))
 
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest value of each number over all rows ``[1, d]``, counted as a ring."""
+        self._need_all_rows(x, "largest")
+        self._collective("largest", x[0].numel() * x.element_size())
+        return x.amax(dim=0, keepdim=True)
+
     def scores(self, own: Sequence[float]) -> list[float]:
         """The numbers themselves, counted as an all-gather."""
         if len(own) != self.workers:

@@ -4,7 +4,7 @@ Payload with p workers and messages of N bytes:
 
     scores      p (p - 1) m      every worker's m bytes to every other one
     broadcast   (p - 1) N        a chain through those who listen, node by node
-    mean        2 (p - 1) N      a ring: reduce-scatter and all-gather, node by node
+    mean        2 (p - 1) N      a ring: reduce-scatter and all-gather, node by node; largest likewise
     fetch, push N                between a worker and the server
     send        N                from each worker to one other
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-TransferKind = Literal["scores", "broadcast", "mean", "fetch", "push", "send"]
+TransferKind = Literal["scores", "broadcast", "mean", "largest", "fetch", "push", "send"]
 LinkClass = Literal["intra", "inter"]
 
 SERVER = -1
