@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import UsageError
-from shoal.reproduce.batch_size import check, criteria, long, quadratic, rederive, studies
+from shoal.reproduce.batch_size import check, criteria, full, long, quadratic, rederive, studies
 from shoal.reproduce.batch_size.run import Options, run, run_batch_size
 from shoal.reproduce.claims import Verdict
 from shoal.study import Budget, Log, ReverseLog, Space, StudySpec
@@ -28,20 +28,20 @@ CURVES = SyntheticCurves(
 )
 
 
-def planted_spec(full: bool) -> StudySpec:
-    spec = studies.full_spec(repeats=2) if full else studies.digits_spec(repeats=2)
+def planted_spec(is_full: bool) -> StudySpec:
+    spec = studies.full_spec(repeats=2) if is_full else studies.digits_spec(repeats=2)
     return dataclasses.replace(
         spec,
         workload=CURVES.workload(),
         workload_parameters={},
         curves={name: spec.curves[name] for name in spec.curves if name != "nesterov"},
         global_batches=(1, 4, 16, 64),
-        budget=Budget(feasible=8, draws=20, steps=500, full=full, kappa=3.0),
+        budget=Budget(feasible=8, draws=20, steps=500, full=is_full, kappa=3.0),
     )
 
 
-def planted(directory: Path, full: bool = False) -> studies.Measured:
-    spec = planted_spec(full)
+def planted(directory: Path, is_full: bool = False) -> studies.Measured:
+    spec = planted_spec(is_full)
     begin(StudyDirectory(directory), spec, confirm_seeds=0)
     workshop = SyntheticWorkshop(CURVES)
     Runner(StudyDirectory(directory), spec, name="one", workshop=workshop).work()  # type: ignore[arg-type]
@@ -54,9 +54,9 @@ def compared(study: studies.Measured) -> check.Differences:
     return differences
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_the_second_way_agrees_with_the_analysis(tmp_path: Path, full: bool) -> None:
-    study = planted(tmp_path, full)
+@pytest.mark.parametrize("is_full", [False, True])
+def test_the_second_way_agrees_with_the_analysis(tmp_path: Path, is_full: bool) -> None:
+    study = planted(tmp_path, is_full)
     differences = compared(study)
     assert differences.found == []
     assert differences.searches == len(study.spec.searches())
@@ -64,6 +64,16 @@ def test_the_second_way_agrees_with_the_analysis(tmp_path: Path, full: bool) -> 
     claim = check.judge_rederived(differences, (1,))
     assert claim.verdict is Verdict.SHOWN
     assert any(fit is not None for fit in study.analysis.main.fits.values())
+
+
+def test_a_sample_budget_that_no_trial_spent_is_left_out(tmp_path: Path) -> None:
+    study = planted(tmp_path, is_full=True)
+    # 500 steps: 4,000 samples are spent from B = 8 on, 8,000 from B = 16 on.
+    table = full.budget_table(study)
+    assert list(table["samples", 4_000].means) == list(table["samples", 8_000].means) == [16, 64]
+    assert list(table["steps", 100].means) == [1, 4, 16, 64]
+    values = list(table["steps", 300].means.values())
+    assert all(value is not None and 0 < value < 2.5 for value in values)
 
 
 def test_the_second_way_sees_a_changed_row(tmp_path: Path) -> None:
@@ -206,7 +216,7 @@ def test_the_pilot_s_goal_is_its_least_error_and_a_tenth() -> None:
         rows, rows, np.array([0.5, 0.2134, np.nan, 0.1]), np.array([True, True, True, False])
     )
     tables = SimpleNamespace(metric=lambda key, metric: {long.METRIC: column}[metric])
-    pilot = SimpleNamespace(spec=planted_spec(full=True), tables=tables)
+    pilot = SimpleNamespace(spec=planted_spec(is_full=True), tables=tables)
     assert long.goal_of(pilot) == 0.23  # type: ignore[arg-type]
 
 

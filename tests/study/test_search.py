@@ -241,6 +241,7 @@ def test_while_running_the_result_is_censored_at_the_last_common_step() -> None:
         search.add(0, Evaluation(step=step, metrics={"val/error": Measured(0.9)}))
     result = search.result()
     assert (result.state, result.end, result.outcomes) == (State.RUNNING, 2, ())
+    assert (search.summary()["state"], search.summary()["end"]) == ("running", None)
     assert (result.goals[0].reach, result.goals[0].end) == (Reach.UNFINISHED, 2)
     assert not search.finished
 

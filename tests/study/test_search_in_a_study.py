@@ -148,6 +148,14 @@ def test_stopped_twenty_times_by_as_many_runners_changes_nothing(tmp_path: Path,
             assert repr(curve.evaluations[:common]) == repr(other[:common])
 
 
+def test_a_study_that_was_stopped_in_its_first_moments_can_be_read(tmp_path: Path) -> None:
+    spec = study()
+    looks = iter([False, False, True])
+    assert not work(tmp_path / "study", spec, lambda: next(looks, True), "one")
+    found = results(read_study(tmp_path / "study"), spec)
+    assert found and all(row[0].steps is None for row in found.values())  # type: ignore[index]
+
+
 def test_a_search_rebuilt_from_its_rows_says_the_same(tmp_path: Path) -> None:
     spec = study()
     assert work(tmp_path / "study", spec, never, "one")

@@ -212,7 +212,8 @@ class Search:
         result = self.result()
         return {
             "state": str(result.state),
-            "end": result.end,
+            # While it runs h is not known, and what reads the row must not cut anything off.
+            "end": None if result.state is State.RUNNING else result.end,
             "draws": result.members,
             "goals": [_row(goal) for goal in result.goals],
         }

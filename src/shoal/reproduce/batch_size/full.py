@@ -58,16 +58,20 @@ def budget_table(full: Measured) -> dict[tuple[Unit, int], Spread]:
         ("steps", STEP_BUDGETS),
         ("samples", SAMPLE_BUDGETS),
     ]
-    found: dict[tuple[Unit, int], dict[int, list[float]]] = {}
+    found: dict[tuple[Unit, int], dict[int, list[float]]] = {
+        (unit, budget): {} for unit, budgets in wanted for budget in budgets
+    }
     for data in full.tables:
         members = complete_trials(data, full.analysis.settings)
         column = full.tables.metric(data.key, METRIC)
         for unit, budgets in wanted:
             for row in best_errors(column, data.key, METRIC, members, budgets, unit):
-                # A sample budget that is no whole number of steps is no budget of this batch.
-                places = found.setdefault((unit, row.budget), {})
+                batch = data.key.global_batch
+                if unit == "samples" and row.budget > batch * full.spec.budget.steps:
+                    # Trained for fewer samples than that: the budget was not spent.
+                    continue
                 value = math.nan if row.value is None else row.value
-                places.setdefault(data.key.global_batch, []).append(value)
+                found[unit, row.budget].setdefault(batch, []).append(value)
     return {place: spread_of(values) for place, values in found.items()}
 
 

@@ -1,6 +1,6 @@
 """``--long``: Fashion-MNIST with a small CNN and fully connected nets; resumable, overnight if need be.
 
-Goals are not chosen by hand: a pilot of 12 trials at B = 32 is trained on 12,000 samples, and the goal is its
+Goals are not chosen by hand: a pilot of 12 trials at B = 32 is trained on 16,384 samples, and the goal is its
 least validation error times 1.1, to two digits. The CNN has its own; the fully connected nets share that of
 the middle one, so that they can be compared. kappa is 1 and R is 2: steps to the goal, no edge check.
 """
@@ -19,7 +19,7 @@ from shoal.reproduce.batch_size.paper import judge_sizes, judge_spread
 from shoal.reproduce.batch_size.studies import HEAVY, SGD, Measured, measured, processes
 from shoal.reproduce.claims import Claim
 from shoal.reproduce.result import Table
-from shoal.study import Budget, CurveSpec, Goal, Log, ReverseLog, Space, StudySpec
+from shoal.study import Budget, CurveSpec, Goal, Grid, Log, ReverseLog, Space, StudySpec
 from shoal.study.directory import StudyDirectory
 from shoal.study.fit import TradeoffFit
 from shoal.study.run import Running, run_study
@@ -29,7 +29,7 @@ from shoal.study.tables import read_study
 
 METRIC = "val/classification_error"
 BATCHES = tuple(2**k for k in range(2, 11))
-PILOT_BATCH, PILOT_SAMPLES, PILOT_TRIALS = 32, 12_000, 12
+PILOT_BATCH, PILOT_STEPS, PILOT_TRIALS = 32, 512, 12
 PILOT_SLACK = 1.1
 QUARTER = 13_750
 SEED = 1814
@@ -100,7 +100,7 @@ def _curve(name: str) -> CurveSpec:
 
 
 def pilot_spec(study: LongStudy) -> StudySpec:
-    """12 trials of SGD at B = 32, all trained on 12,000 samples."""
+    """12 trials of SGD at B = 32, all trained on 16,384 samples, evaluated whole at each doubling."""
     return StudySpec(
         name=f"{study.name}-pilot",
         workload=study.workload,
@@ -108,9 +108,8 @@ def pilot_spec(study: LongStudy) -> StudySpec:
         curves={SGD: _curve(SGD)},
         global_batches=(PILOT_BATCH,),
         goals=(Goal(metric=METRIC, value=1e-6),),
-        budget=Budget(
-            feasible=PILOT_TRIALS, draws=60, steps=PILOT_SAMPLES // PILOT_BATCH, full=True
-        ),
+        budget=Budget(feasible=PILOT_TRIALS, draws=60, steps=PILOT_STEPS, full=True),
+        grid=Grid(ratio=2.0),
         repeats=1,
         seed=SEED,
     )
@@ -266,6 +265,6 @@ def table(long: LongResult) -> Table:
         rows=tuple(rows),
         note=(
             "20 feasible trials per search, kappa 1. - : not finished; run the same command again. "
-            "> : not reached by then. Goals come from the pilot."
+            "> : not reached by then, or under way. Goals come from the pilot."
         ),
     )
