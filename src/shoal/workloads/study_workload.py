@@ -127,7 +127,10 @@ class Workload:
     def build(self, seed: int) -> nn.Module:
         """A fresh model whose weights are a function of ``seed``; torch's generator is left as it was."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            # What torch.manual_seed does, which takes milliseconds to look for devices.
+            torch.default_generator.manual_seed(seed)
+            if torch.cuda.is_initialized():
+                torch.cuda.manual_seed_all(seed)
             return self.model()
 
     @cached_property
