@@ -12,8 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import UsageError
+from shoal.study.engines.build import Candidate, build_engine
+from shoal.study.engines.equality import trials_of
+from shoal.study.engines.task import Task
 from shoal.study.evaluation import Evaluator, SampleOutcomes
 from shoal.study.records import Goal, Measured
+from shoal.study.space import Log, Space
+from shoal.study.spec import CurveSpec
 from shoal.study.validation_pass import BLOCK_SAMPLES
 from shoal.study.workload import Workload, classification_error, cross_entropy
 
@@ -286,3 +291,41 @@ def test_a_negative_metric_is_refused_when_it_shows() -> None:
     evaluator = Evaluator(workload, goals(0.1))
     with pytest.raises(UsageError, match="never negative"):
         evaluator.evaluate(0, 0, outcomes(np.ones(20, dtype=bool)), NAN)
+
+
+@pytest.mark.parametrize("engine", ("pool", "layers"))
+@pytest.mark.parametrize("metric", ("classification_error", "cross_entropy_error"))
+def test_portions_are_measured_as_single_trials_are(engine, metric: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn((700, 6), generator=generator)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0.3).long()
+    workload = Workload(
+        name="w",
+        model=lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)),
+        loss=cross_entropy,
+        train=(x, y),
+        val=(x, y),
+    )
+    curve = CurveSpec(optimizer="sgd", space=Space({"lr": Log(min=0.01, max=1.0)}))
+    task = Task(workload=workload, curve=curve, global_batch=16)
+    held = build_engine(task, Candidate(engine=engine, slots=4 if engine == "layers" else 1))
+    trials = trials_of(task, 7)
+    for trial in trials:
+        held.admit(trial)
+    limits = goals(0.25, 0.12, metric=f"val/{metric}")
+    together, alone = Evaluator(workload, limits), Evaluator(workload, limits)
+    kinds = set()
+    for step in (0, 1, 5, 20, 60, 150):
+        held.advance({trial.id: step for trial in trials})
+        for portion in held.portions([trial.id for trial in trials]):
+            found = together.evaluate_portion(held, dict.fromkeys(portion, step))
+            assert list(found) == list(portion)
+            for number, ours in found.items():
+                theirs = alone.evaluate(number, step, held.weights(number), held.losses(number))
+                assert (ours.step, ours.diverged) == (step, theirs.diverged)
+                assert ours.metrics.keys() == theirs.metrics.keys()
+                for name, (value, bound) in ours.metrics.items():
+                    kinds.add(bound)
+                    assert bound == theirs.metrics[name].bound
+                    assert value == pytest.approx(theirs.metrics[name].value, rel=1e-5)
+    assert kinds == {"=", ">="}

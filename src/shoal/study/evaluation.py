@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,9 @@ class Evaluator:
             }
         blocks = self._meter.blocks(outputs, self._meter.val[1][: self._meter.block])
         return {
-            number: self._finish(number, step, block, engine.weights(number), engine.losses(number))
+            number: self._finish(
+                number, step, block, partial(engine.weights, number), engine.losses(number)
+            )
             for (number, step), block in zip(steps.items(), blocks, strict=True)
         }
 
@@ -180,7 +183,7 @@ class Evaluator:
         trial: int,
         step: int,
         block: Block,
-        weights: Mapping[str, Tensor] | None,
+        weights: Callable[[], Mapping[str, Tensor]] | None,
         losses: tuple[float, float],
     ) -> Evaluation:
         """The evaluation, from what is known of the block on; ``weights`` are bound already where None."""
@@ -193,7 +196,7 @@ class Evaluator:
             metrics = {f"val/{self._metric}": Measured(bound, ">=")}
             return Evaluation(step=step, metrics=metrics, diverged=diverged)
         if weights is not None:
-            self._forward.bind(weights)
+            self._forward.bind(weights())
         run = Pass(self._meter, block)
         reached = run.screened(memory, threshold)
         if reached is not None:

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from shoal.errors import UsageError
 from shoal.study.forward import Forward
 from shoal.study.records import Measured
-from shoal.study.workload import Workload
+from shoal.study.workload import PerSample, Workload, classification_error, cross_entropy
 
 BLOCK_SAMPLES = 256
 """Validation samples that are always evaluated: the first ones."""
@@ -90,20 +91,37 @@ class Meter:
 
     def blocks(self, outputs: Tensor, target: Tensor) -> list[Block]:
         """What the outputs (trials, samples, ...) on the block say about each trial."""
-        count, samples = outputs.shape[:2]
-        flat = outputs.flatten(0, 1)
         with torch.inference_mode():
-            targets = target.repeat(count, *[1] * (target.dim() - 1)) if count > 1 else target
-            losses = self.workload.loss(flat, targets)
+            losses = _stacked(self.workload.loss, outputs, target)
             metric = self.workload.metrics[self.metric]
-            goal = losses if metric is self.workload.loss else metric(flat, targets)
-            means = losses.view(count, samples).double().mean(1).tolist()
-        values = self.checked(self.metric, goal).reshape(count, samples)
+            is_loss = metric is self.workload.loss
+            goal = losses if is_loss else _stacked(metric, outputs, target)
+            means = losses.double().mean(1).tolist()
+        values = self.checked(self.metric, goal)
         rows = zip(outputs.unbind(0), means, values, values.sum(1), values.max(1), strict=True)
         return [
             Block(output=o, target=target, loss=m, values=v, total=float(t), largest=float(x))
             for o, m, v, t, x in rows
         ]
+
+
+def _stacked(function: PerSample, outputs: Tensor, target: Tensor) -> Tensor:
+    """A loss or metric of outputs (trials, samples, ...), (trials, samples).
+
+    Of several trials, the two usual ones are computed over samples side by side, three times as fast. Where
+    the largest output is shared, a class may count as right that whole passes count as wrong: bounds stay
+    bounds.
+    """
+    count, samples = outputs.shape[:2]
+    if count > 1 and outputs.dim() == 3 and target.dim() == 1:
+        across, wanted = outputs.transpose(1, 2), target.expand(count, -1)
+        if function is cross_entropy:
+            return functional.cross_entropy(across, wanted, reduction="none")
+        if function is classification_error:
+            own = across.gather(1, wanted.unsqueeze(1)).squeeze(1)
+            return (own < across.amax(1)).to(outputs.dtype)
+    targets = target.repeat(count, *[1] * (target.dim() - 1)) if count > 1 else target
+    return function(outputs.flatten(0, 1), targets).view(count, samples)
 
 
 @dataclass(kw_only=True)

@@ -165,7 +165,9 @@ class StackEngine(HeldTrials):
         block, rows = blocks.pop(), [self._at[number].row for number in trials]
         size = next(size for size in self.sizes if size > max(rows))
         found = self._program.outputs(self._blocks[block], size, inputs)
-        return found if found is None else found[rows]
+        if found is None:
+            return None
+        return found[: len(rows)] if rows == list(range(len(rows))) else found[rows]
 
     def save(self, trial: int) -> SavedTrial:
         """A copy of everything; see the contract."""
