@@ -99,6 +99,12 @@ class Reading:
         metrics = {ERROR: Measured(value), "val/calls": Measured(float(self.calls[trial]))}
         return Evaluation(step=step, metrics=metrics, diverged=value > 10)
 
+    def evaluate_portion(self, engine: Any, steps: Mapping[int, int]) -> dict[int, Evaluation]:
+        return {
+            number: self.evaluate(number, step, engine.weights(number), engine.losses(number))
+            for number, step in steps.items()
+        }
+
     def measure(self, weights: Mapping[str, Tensor], split: str) -> dict[str, Measured]:
         assert split == "val"
         return {ERROR: Measured(float(weights["w"]))}

@@ -58,10 +58,10 @@ class Wanting(Protocol):
 class Measuring(Protocol):
     """Measures weights at grid points."""
 
-    def evaluate(
-        self, trial: int, step: int, weights: Mapping[str, Tensor], losses: tuple[float, float]
-    ) -> Evaluation:
-        """The evaluation of one trial at a grid point."""
+    def evaluate_portion(
+        self, engine: Engine, steps: Mapping[int, int]
+    ) -> Mapping[int, Evaluation]:
+        """The evaluations of trials, by id, at the grid points that the engine has brought them to."""
         ...
 
     def measure(self, weights: Mapping[str, Tensor], split: str) -> Mapping[str, Measured]:
@@ -191,11 +191,10 @@ class SearchRun:
         tools = self._tools
         before = {number: tools.engine.step(number) for number in targets}
         tools.engine.advance(targets)
+        evaluations = tools.measuring.evaluate_portion(tools.engine, targets)
         for number, step in targets.items():
             self._steps_trained += step - before[number]
-            evaluation = tools.measuring.evaluate(
-                number, step, tools.engine.weights(number), tools.engine.losses(number)
-            )
+            evaluation = evaluations[number]
             tools.rows.evaluation(
                 self.key,
                 number,
