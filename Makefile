@@ -28,6 +28,7 @@ nightly: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m nightly --timeout 3600
 
 bench: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m benchmarks elastic
 	$(BIN)/python -m benchmarks study
 

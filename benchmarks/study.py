@@ -1,14 +1,14 @@
-"""The study's engines against the plain loop."""
+"""A study's searches against Optuna's, and its engines against the plain loop."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from benchmarks import study_engines
+from benchmarks import study_engines, study_optuna
 from benchmarks.pairing import Row
 
-GROUPS = ("engines",)
+GROUPS = ("optuna", "engines")
 
 
 def run(groups: Sequence[str], *, quick: bool) -> list[dict[str, object]]:
@@ -17,5 +17,5 @@ def run(groups: Sequence[str], *, quick: bool) -> list[dict[str, object]]:
     for group in GROUPS:
         if group in groups:
             print(f"study: {group} ...", file=sys.stderr, flush=True)
-            rows += {"engines": study_engines.rows}[group](quick)
+            rows += {"optuna": study_optuna.rows, "engines": study_engines.rows}[group](quick)
     return [row.as_dict() for row in rows]
