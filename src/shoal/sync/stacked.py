@@ -79,6 +79,11 @@ class Stacked:
         """Links (from rank, to rank) on which what is sent is lost."""
         self._server: list[Tensor] = []
 
+    def adopt(self, before: Stacked) -> None:
+        """Take over the server's variable, if there is one, from the workers before a change."""
+        if before._server:
+            self.server = before.server
+
     def only(self, rank: int) -> Stacked:
         """The same workers, server and traffic, seen from the process of one worker.
 
