@@ -43,7 +43,7 @@ def test_a_chain_enters_each_node_once() -> None:
     assert traffic.total_bytes() == 400
 
 
-@pytest.mark.parametrize(("workers", "numbers"), product([1, 2, 3, 8], [1, 10]))
+@pytest.mark.parametrize(("workers", "numbers"), list(product([1, 2, 3, 8], [1, 10])))
 def test_stacked_workers_count_by_the_formulas(workers: int, numbers: int) -> None:
     x, size = torch.ones(workers, numbers), 4 * numbers
 
