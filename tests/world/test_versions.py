@@ -12,7 +12,7 @@ from shoal.world.elastic.endpoint import SOURCE, version_conflict, versions
 
 def digest_of(package: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(endpoint, "__file__", str(package / "world" / "elastic" / "endpoint.py"))
-    return endpoint.source_digest.__wrapped__()
+    return endpoint.source_digest()
 
 
 def test_the_source_is_what_workers_exchange(
@@ -30,6 +30,14 @@ def test_the_source_is_what_workers_exchange(
     assert edited != before
     step.rename(step.with_name("steps.py"))
     assert digest_of(tmp_path, monkeypatch) not in (before, edited)
+
+
+def test_files_edited_later_do_not_change_what_a_process_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = versions()[SOURCE]
+    assert digest_of(tmp_path, monkeypatch) != before
+    assert versions()[SOURCE] == before
 
 
 def test_another_source_is_named_with_what_to_do() -> None:

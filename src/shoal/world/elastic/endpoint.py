@@ -6,7 +6,6 @@ On the standard library alone; importing this module imports neither torch nor t
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import http.client
 import json
@@ -49,19 +48,22 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[package] = None
     found[BYTE_ORDER] = sys.byteorder
-    found[SOURCE] = source_digest()
+    found[SOURCE] = _LOADED
     return found
 
 
-@functools.cache
 def source_digest() -> str:
-    """A short hash of the code that decides what workers exchange, as it was when first asked for."""
+    """A short hash of the files, as they are now, whose code decides what workers exchange."""
     package = Path(__file__).parents[2]
     word = hashlib.blake2b(digest_size=4)
     for room in _EXCHANGING:
         for path in sorted((package / room).glob("*.py")):
             word.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     return word.hexdigest()
+
+
+# Taken when this is imported, with the code itself: what a process runs does not change with its files.
+_LOADED = source_digest()
 
 
 def version_conflict(ours: Mapping[str, object], theirs: Mapping[str, object]) -> str | None:
