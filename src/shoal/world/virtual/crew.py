@@ -14,6 +14,7 @@ from shoal.data import Order
 from shoal.data.order import Indices
 from shoal.errors import UsageError
 from shoal.study.engines.block import NotStackable
+from shoal.sync.choice import ScoreName, resolve_score
 from shoal.sync.groups import even_groups, rebalanced
 from shoal.sync.stacked import Stacked
 from shoal.world.virtual.clock import Floats, WorkerClock
@@ -197,9 +198,9 @@ class Crew:
 
     # -- coming and going ---------------------------------------------------------------------------
 
-    def due_events(self) -> list[Happening]:
-        """Events whose mark is reached, oldest mark first; each is given once."""
-        now, used = self.now, self.leases.used
+    def due_events(self, now: float) -> list[Happening]:
+        """Events whose mark is reached by then, oldest mark first; each is given once."""
+        used = self.leases.used
         due = [
             event
             for event in self._events
@@ -207,6 +208,10 @@ class Crew:
         ]
         self._events = [event for event in self._events if event not in due]
         return sorted(due, key=lambda event: (event.at_seconds or 0.0, event.at_samples or 0))
+
+    def put_back(self, event: Happening) -> None:
+        """An event that could not happen yet."""
+        self._events.append(event)
 
     def _strikes_by_itself(self, event: Happening) -> bool:
         """A kill of a named worker at a time; its member knows when."""
@@ -316,6 +321,28 @@ class Crew:
             return losses
         return np.array([faults.reported(loss, first + k) for k, loss in enumerate(losses)])
 
+    def scores(self, asked: ScoreName, row: int | None = None) -> Tensor | None:
+        """What workers say that their weights lose on a set that is common to all.
+
+        Args:
+            asked: the rule's choice.
+            row: one worker's only.
+
+        Returns:
+            ``[rows]``; None where the rule goes by training losses.
+        """
+        score = resolve_score(asked, shards=self.setup.shards)
+        if score not in ("probe", "held_out"):
+            return None
+        samples = self.probe if score == "probe" else None
+        told: list[float] = []
+        for place in range(self.count) if row is None else [row]:
+            member = self.members[place]
+            buffers = {name: rows[place] for name, rows in self.stack.buffers.items()}
+            loss = self.judge.loss(self.x[place], buffers, samples)
+            told.append(member.faults.reported(loss, member.done))
+        return torch.tensor(told, dtype=torch.float64)
+
     # -- measuring ----------------------------------------------------------------------------------
 
     def evaluate(
@@ -323,16 +350,18 @@ class Crew:
         x: Tensor,
         *,
         leader: int | None,
-        server: Tensor | None,
+        center: Tensor | None,
         force: bool = False,
+        now: float | None = None,
     ) -> None:
         """Measure the models if an evaluation falls due.
 
         Args:
             x: every member's weights, ``[p, d]``.
             leader: row of the present leader.
-            server: the server variable ``[1, d]``.
+            center: the rule's own average, ``[1, d]``.
             force: measure in any case.
+            now: virtual time; that of :attr:`now` where workers have met.
         """
         samples = self.leases.used
         last = self.record.evaluations[-1].samples if self.record.evaluations else -1
@@ -343,49 +372,48 @@ class Crew:
         self.record.evaluated(
             Evaluation(
                 samples=samples,
-                virtual_seconds=self.now,
+                virtual_seconds=self.now if now is None else now,
                 bytes=sum(self.links.counted_bytes.values()),
                 steps=self.record.steps,
-                scores=self._scores(x, leader, server),
+                scores=self._scores(x, leader, center),
             )
         )
 
     def _scores(
-        self, x: Tensor, leader: int | None, server: Tensor | None
+        self, x: Tensor, leader: int | None, center: Tensor | None
     ) -> dict[str, dict[str, float]]:
-        split, wanted = self.setup.split, self.setup.models
+        wanted, everyone = self.setup.models, list(range(self.count))
         found: dict[str, dict[str, float]] = {}
         if "leader" in wanted and leader is not None:
-            found["leader"] = self.judge.metrics(x[leader], self._buffers([leader]), split)
+            found["leader"] = self._metrics(x[leader], [leader])
         if "mean" in wanted:
-            found["mean"] = self._of_mean(x, list(range(self.count)))
-        if "best" in wanted or "near_best" in wanted:
-            rows = range(self.count)
-            each = [self.judge.metrics(x[r], self._buffers([r]), split) for r in rows]
+            sound = [row for row in everyone if bool(torch.isfinite(x[row]).all())]
+            found["mean"] = self._metrics(_mean(x, sound or everyone), sound or everyone)
+        if "near_best" in wanted:
+            near = self._near_best(x) or everyone
+            found["near_best"] = self._metrics(_mean(x, near), near)
+        if "best" in wanted:
+            each = [self._metrics(x[row], [row]) for row in everyone]
             key = self.setup.target[0] if self.setup.target else next(iter(each[0]))
             values = [scores[key] if math.isfinite(scores[key]) else math.inf for scores in each]
-            if "best" in wanted:
-                found["best"] = each[int(np.argmin(values))]
-            if "near_best" in wanted:
-                found["near_best"] = self._of_mean(x, self._near_best(x))
-        if "server" in wanted and server is not None:
-            found["server"] = self.judge.metrics(
-                server[0], self._buffers(list(range(self.count))), split
-            )
+            found["best"] = each[int(np.argmin(values))]
+        if "center" in wanted and center is not None:
+            found["center"] = self._metrics(center[0], everyone)
         return found
 
     def _near_best(self, x: Tensor) -> list[int]:
-        """Rows whose loss on the probe is within the margin of the lowest."""
+        """Rows whose loss on the probe is within the margin of the lowest; none if none is finite."""
         losses = self.judge.losses(x, [self.probe] * self.count)
-        finite = [loss for loss in losses if math.isfinite(loss)]
-        if not finite:
-            return list(range(self.count))
-        bound = min(finite) * (1 + self.setup.margin)
-        return [row for row, loss in enumerate(losses) if loss <= bound]
+        lowest = min((loss for loss in losses if math.isfinite(loss)), default=-math.inf)
+        return [row for row, loss in enumerate(losses) if loss <= lowest + self.setup.margin]
 
-    def _of_mean(self, x: Tensor, rows: Sequence[int]) -> dict[str, float]:
-        mean = x[list(rows)].double().mean(0).to(x.dtype)
-        return self.judge.metrics(mean, self._buffers(rows), self.setup.split)
+    def _metrics(self, vector: Tensor, rows: Sequence[int]) -> dict[str, float]:
+        """Of one model, with the statistics of these rows, or measured anew if the rule wants that."""
+        split = self.setup.split
+        if self.stack.buffers and self.setup.rule.statistics_policy == "recompute":
+            again = self.judge.recomputed(vector, self._buffers(rows), self.probe)
+            return self.judge.metrics(vector, again, split)
+        return self.judge.metrics(vector, self._buffers(rows), split)
 
     def _buffers(self, rows: Sequence[int]) -> Mapping[str, Tensor]:
         """The mean of these rows' buffers; of those that are whole numbers the first row's."""
@@ -405,3 +433,7 @@ class Crew:
         record.drawn, record.used = leases.drawn, leases.used
         record.discarded, record.pending = leases.discarded, leases.pending
         return record
+
+
+def _mean(x: Tensor, rows: Sequence[int]) -> Tensor:
+    return x[list(rows)].double().mean(0).to(x.dtype)

@@ -9,10 +9,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from shoal.data.order import Indices
+from shoal.sync.policies import recomputed
 from shoal.workloads.study_workload import Workload
 from shoal.world.virtual.stack import Stack
 
 _AT_ONCE = 1024
+_STATISTICS_BATCH = 64
 
 
 class Judge:
@@ -64,6 +66,15 @@ class Judge:
             output = self._outputs(vector, buffers, part)
             total += float(self._workload.loss(output, wanted).double().sum())
         return total / len(x)
+
+    def recomputed(
+        self, vector: Tensor, buffers: Mapping[str, Tensor], samples: Indices
+    ) -> dict[str, Tensor]:
+        """A model's buffers with BatchNorm's statistics measured anew on training samples."""
+        model = self._workload.build(0)
+        model.load_state_dict(dict(self._stack.named(vector, buffers)))
+        x = self._x.index_select(0, torch.from_numpy(samples))
+        return {**buffers, **recomputed(model, x.split(_STATISTICS_BATCH))}
 
     def losses(self, vectors: Tensor, samples: Sequence[Indices | None]) -> list[float]:
         """Each row's loss of the weights ``[rows, d]``, on its own samples, with its own buffers."""

@@ -208,7 +208,7 @@ def price_of(network: Network, transfer: Transfer, *, broadcast: BroadcastName =
     workers, size = transfer.workers, transfer.size
     if transfer.kind == "scores":
         return score_all_gather(network, workers, size)
-    if transfer.kind == "mean":
+    if transfer.kind in ("mean", "largest"):
         return ring(network, workers, size)
     if transfer.kind == "broadcast":
         assert transfer.source is not None, "a broadcast has a source"

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
 from shoal.errors import DivergedError, UsageError
-from shoal.sync.choice import ScoreName, resolve_score
+from shoal.sync.choice import ScoreName
 from shoal.sync.contract import Outcome, Signals, SyncRule
+from shoal.sync.policies import Carried as Held
+from shoal.sync.policies import carry as follow
 from shoal.sync.stacked import Stacked
 from shoal.sync.states import reseat
 from shoal.sync.traffic import Transfer
-from shoal.world.virtual.aftermath import follow_pulls
 from shoal.world.virtual.carrying import Carried, carry
 from shoal.world.virtual.crew import Crew
 from shoal.world.virtual.outlook import Outlook, outlook
@@ -38,12 +39,13 @@ class Rounds:
     def __init__(self, crew: Crew) -> None:
         self.crew, self.rule = crew, crew.setup.rule
         self.exchange = crew.exchange()
-        shapes = [Size(place.shape) for place in crew.stack.layout.places.values()]
-        self.state: Any = self.rule.init(crew.x, self.exchange, shapes)
+        self.state: Any = self.rule.init(crew.x, self.exchange, crew.stack.shapes)
         # Where a rule's own variables start is known to all: it is how the run begins, not a transfer.
         self.exchange = crew.exchange()
         self._carried_over = 0
+        self._arrivals: dict[int, float] = {}
         self._last: Tensor | None = None
+        self._slow: Mapping[str, Tensor] = {}
         self._counts: Tensor | None = None
         self.leader = crew.members[0].number
 
@@ -96,13 +98,36 @@ class Rounds:
             m.number: Running(clock=m.clock, start=m.ready, done=m.done, until=m.until)
             for m in crew.members
         }
-        if crew.setup.trigger == "fixed" or ahead.reduces:
+        if self._arrivals:
+            return self._meet_late(running, ahead.steps)
+        if crew.setup.trigger != "total-count" or ahead.reduces:
             return fixed(running, ahead.steps)
         period = ahead.steps * crew.count
         target = max(1, period - self._carried_over)
         found = total_count(running, target)
         self._carried_over += sum(stretch.steps for stretch in found.values()) - period
         return found
+
+    def _meet_late(self, running: Mapping[int, Running], steps: int) -> Mapping[int, Stretch]:
+        """A period into which the last round's result arrives: needed only some steps later."""
+        arrivals, self._arrivals = self._arrivals, {}
+        found = dict(fixed(running, self._delay))
+        for member in self.crew.members:
+            first = found[member.number]
+            if first.killed:
+                continue
+            begin = max(first.stop, arrivals.get(member.number, 0.0))
+            member.record.waiting += begin - first.stop
+            member.record.computing -= begin - first.stop
+            rest = replace(running[member.number], start=begin, done=member.done + self._delay)
+            second = fixed({member.number: rest}, steps - self._delay)[member.number]
+            found[member.number] = replace(second, steps=self._delay + second.steps)
+        return found
+
+    @property
+    def _delay(self) -> int:
+        """Steps after a round until its result is needed; workers train on meanwhile."""
+        return getattr(self.rule, "delay", 0)
 
     def _check(self, ahead: Outlook) -> None:
         """Under total-count rows make unequal numbers of steps: no rule can then keep count for all."""
@@ -142,7 +167,7 @@ class Rounds:
         else:
             silent = ahead.silent
         if silent:
-            self._silent([_part(one, 0, silent) for one in work])
+            self._silent([one.part(0, silent) for one in work])
         for step in range(silent, steps):
             self._audible(work, step)
 
@@ -169,7 +194,7 @@ class Rounds:
         if len(rows) == crew.count:
             moved, self.state = rule.before_step(self.state, crew.x)
             self._write(moved)
-        parts = [_part(work[row], step, step + 1) for row in rows]
+        parts = [work[row].part(step, step + 1) for row in rows]
         losses = crew.training.advance(parts)
         told, counts = np.zeros(len(work)), np.zeros(len(work))
         for part in parts:
@@ -180,9 +205,7 @@ class Rounds:
         self.state = rule.observe(self.state, signals)
         resting = [one.row for one in work if one.steps > step + 1]
         if len(resting) == crew.count:
-            outcome = rule.rest(self.state, crew.x, self.exchange)
-            self._write(outcome.x)
-            self.state = outcome.state
+            self._rest()
         elif resting:
             x = crew.x[resting]
             outcome = rule.rest(reseat(self.state, resting), x, self._exchange_of(resting))
@@ -203,9 +226,16 @@ class Rounds:
         crew.training.update(work, reduced)
         self.state = rule.observe(self.state, signals)
         if not (rule.period is not None and rule.is_due(self.state)):
-            outcome = rule.rest(self.state, crew.x, self.exchange)
-            self._write(outcome.x)
-            self.state = outcome.state
+            self._rest()
+
+    def _rest(self) -> None:
+        crew = self.crew
+        outcome = self.rule.rest(self.state, crew.x, self.exchange)
+        if outcome.pulls:
+            held = crew.stack.carried(crew.count, self._slow)
+            self._hold(follow(self.rule, outcome, held, self.exchange))
+        self._write(outcome.x)
+        self.state = outcome.state
 
     def _write(self, x: Tensor) -> None:
         mine = self.crew.x
@@ -227,25 +257,27 @@ class Rounds:
         """The round, and again without those who are killed in it."""
         crew = self.crew
         outcome: Outcome[Any] | None = None
-        changes: list[tuple[Tensor, Tensor]] = []
+        held: Held | None = None
         while crew.members:
             kept = self.exchange.traffic.transfers if ahead.reduces else []
             before = dict(self.exchange.traffic.payload_bytes)
             holds_round = self.rule.period is not None and (
-                crew.setup.trigger != "fixed" or self.rule.is_due(self.state)
+                crew.setup.trigger == "total-count" or self.rule.is_due(self.state)
             )
             if holds_round:
                 outcome = self.rule.exchange_round(
                     self.state, crew.x, self.exchange, self._signals()
                 )
-                changes = follow_pulls(crew.stack, self.rule, outcome.pulls, self.exchange)
+                held = follow(
+                    self.rule, outcome, crew.stack.carried(crew.count, self._slow), self.exchange
+                )
             transfers = self.exchange.traffic.take()
             links = crew.links.tried()
             carried = carry(links, transfers, crew.ready, broadcast=crew.setup.broadcast)
             dying = [row for row, m in enumerate(crew.members) if m.until < carried.ends[m.number]]
             if not dying:
                 crew.links = links
-                self._commit(outcome, carried, changes)
+                self._commit(outcome, carried, held)
                 return
             dead = {crew.members[row].number for row in dying}
             blocks = any(_blocks(one, dead) for one in transfers)
@@ -269,10 +301,12 @@ class Rounds:
         self,
         outcome: Outcome[Any] | None,
         carried: Carried,
-        changes: Sequence[tuple[Tensor, Tensor]],
+        held: Held | None,
     ) -> None:
         crew = self.crew
-        for member in crew.members:
+        if self._delay:
+            self._arrivals = dict(carried.ends)
+        for member in crew.members if not self._delay else ():
             member.record.waiting += carried.waiting[member.number]
             member.record.exchanging += carried.exchanging[member.number]
             member.ready = carried.ends[member.number]
@@ -281,27 +315,23 @@ class Rounds:
             return
         self._write(outcome.x)
         self.state = outcome.state
-        for rows, value in changes:
-            rows.copy_(value)
+        self._hold(held)
         crew.record.rounds += 1
         for event in outcome.events:
             crew.happened(event.kind, crew.now, step=event.step, **event.values)
             if event.kind == "round" and isinstance(event.values.get("leader"), int):
                 self.leader = int(str(event.values["leader"]))
 
+    def _hold(self, held: Held | None) -> None:
+        """Momentum and statistics, as the rule's policies left them."""
+        if held is not None:
+            self._slow = held.slow_momentum
+            self.crew.stack.take(held, self.crew.count)
+
     def _signals(self) -> Signals:
         crew, rule = self.crew, self.rule
         asked: ScoreName = getattr(rule, "score", "own")
-        score = resolve_score(asked, shards=crew.setup.shards)
-        scores = None
-        if score in ("probe", "held_out"):
-            chosen = crew.probe if score == "probe" else None
-            found = crew.judge.losses(crew.x, [chosen] * crew.count)
-            told = [
-                crew.members[row].faults.reported(loss, crew.members[row].done)
-                for row, loss in enumerate(found)
-            ]
-            scores = torch.tensor(told, dtype=torch.float64)
+        scores = crew.scores(asked)
         return Signals(
             lr=crew.lr,
             losses=self._last,
@@ -318,7 +348,7 @@ class Rounds:
 
     def _come_and_go(self) -> None:
         crew = self.crew
-        for event in crew.due_events():
+        for event in crew.due_events(crew.now):
             if event.kind == "join":
                 self._join(event)
                 continue
@@ -346,12 +376,15 @@ class Rounds:
                 member.record.exchanging += carried.exchanging[member.number]
                 member.record.waiting += carried.waiting[member.number]
                 member.ready = carried.ends[member.number]
-        self.state = reseat(self.state, [*range(old), *([donor] * len(rows))], joined=rows)
+        places = [*range(old), *([donor] * len(rows))]
+        self.state = reseat(self.state, places, joined=rows)
+        self._slow = {name: value[places] for name, value in self._slow.items()}
         self._renew_exchange()
 
     def _remove(self, rows: Sequence[int], how: str) -> None:
         stay = self.crew.remove(rows, how)
         if stay:
+            self._slow = {name: value[stay] for name, value in self._slow.items()}
             self.state = reseat(self.state, stay)
             if self._last is not None:
                 self._last = self._last[stay]
@@ -373,21 +406,12 @@ class Rounds:
     def _evaluate(self, *, force: bool = False) -> None:
         crew = self.crew
         if crew.members:
-            crew.evaluate(crew.x, leader=crew.rank(self.leader), server=self._server(), force=force)
-
-    def _server(self) -> Tensor | None:
-        center = getattr(self.state, "center", None)
-        return center if isinstance(center, Tensor) else None
-
-
-def _part(work: Work, first: int, last: int) -> Work:
-    """Some of the steps of a piece of work."""
-    return replace(
-        work,
-        samples=work.samples[first:last],
-        lr=work.lr[first:last],
-        first=work.first + first,
-    )
+            crew.evaluate(
+                crew.x,
+                leader=crew.rank(self.leader),
+                center=self.rule.center(self.state),
+                force=force,
+            )
 
 
 def _blocks(transfer: Transfer, dead: set[int]) -> bool:

@@ -22,7 +22,7 @@ from shoal.world.virtual.stack import Optimizer
 from shoal.world.virtual.triggers import TRIGGERS, TriggerName
 
 ModeName = Literal["vectorised", "loop"]
-ModelName = Literal["leader", "mean", "near_best", "best", "server"]
+ModelName = Literal["leader", "mean", "near_best", "best", "center"]
 HappeningName = Literal["join", "leave", "kill"]
 
 
@@ -116,7 +116,7 @@ class Setup:
         models: which.
         split: on which they are measured: ``val`` or ``test``.
         target: (metric, value): the run tells when each model first came as low.
-        margin: a worker whose loss is within this share of the leader's counts for ``near_best``.
+        margin: a worker whose loss on the probe is within it of the lowest counts for ``near_best``.
         different_starts: workers start from weights of their own, not from the same.
 
     Raises:
@@ -152,7 +152,7 @@ class Setup:
     models: tuple[ModelName, ...] = ("leader", "mean", "best")
     split: Literal["val", "test"] = "val"
     target: tuple[str, float] | None = None
-    margin: float = 0.05
+    margin: float = 0.1
     different_starts: bool = False
 
     def __post_init__(self) -> None:

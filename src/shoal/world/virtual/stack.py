@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from shoal.errors import UsageError
 from shoal.study.curve_spec import OptimizerName
 from shoal.study.engines.block import Layout, NotStackable, Place
 from shoal.study.engines.update import SLOTS
+from shoal.sync.policies import Carried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,11 @@ class Stack:
         return len(self.parameters)
 
     @property
+    def shapes(self) -> list[Size]:
+        """Shapes of the parameters in order."""
+        return [Size(place.shape) for place in self.layout.places.values()]
+
+    @property
     def snapshot_bytes(self) -> int:
         """Of all that one worker hands to a newcomer: parameters, optimizer state, buffers."""
         return sum(tensor[0].numel() * tensor.element_size() for tensor in self._tensors())
@@ -151,6 +157,31 @@ class Stack:
         for tensor in self._tensors():
             tensor[target] = tensor[source]
         self.steps[target] = self.steps[source]
+
+    def carried(self, rows: int, slow: Mapping[str, Tensor]) -> Carried:
+        """What the first rows hold beside their weights, for a rule's policies.
+
+        Args:
+            rows: how many.
+            slow: momentum after the last look back, as the policies gave it.
+        """
+        momentum = {name: slot[:rows] for name, slot in self.slots.items()}
+        if momentum:
+            steps = torch.tensor(self.steps[:rows], dtype=torch.float64)
+            momentum["step"] = steps.unsqueeze(1)
+        statistics = {name: buffer[:rows] for name, buffer in self.buffers.items()}
+        return Carried(momentum=momentum, statistics=statistics, slow_momentum=slow)
+
+    @torch.no_grad()
+    def take(self, carried: Carried, rows: int) -> None:
+        """The inverse of :meth:`carried`: what the policies made of it."""
+        for name, value in carried.momentum.items():
+            if name == "step":
+                self.steps[:rows] = [round(step) for step in value[:, 0].tolist()]
+            else:
+                self.slots[name][:rows] = value
+        for name, value in carried.statistics.items():
+            self.buffers[name][:rows] = value
 
     def weights(self, row: int) -> Mapping[str, Tensor]:
         """Parameters and buffers of a row by their names in the module; views."""

@@ -9,7 +9,7 @@ rows; they agree to rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -42,6 +42,15 @@ class Work:
     def steps(self) -> int:
         """How many."""
         return len(self.samples)
+
+    def part(self, first: int, last: int) -> Work:
+        """Some of its steps."""
+        return replace(
+            self,
+            samples=self.samples[first:last],
+            lr=self.lr[first:last],
+            first=self.first + first,
+        )
 
 
 class Training(Protocol):
