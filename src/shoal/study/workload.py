@@ -25,6 +25,7 @@ from shoal.workloads.study_workload import (
     cross_entropy,
     materialised,
 )
+from shoal.workloads.users_code import users_code
 
 __all__ = [
     "SPLITS",
@@ -74,7 +75,8 @@ def load_workload(
             "file.py:function"
         )
     _check_arguments(reference, factory, {**preset, **given})
-    workload = factory(**{**preset, **given})
+    with users_code(f"workload {reference!r}"):
+        workload = factory(**{**preset, **given})
     if not isinstance(workload, Workload):
         raise UsageError(
             f"workload = {reference!r}, which returned {type(workload).__name__}; the function returns a "
@@ -97,7 +99,9 @@ def _users_factory(reference: str, base: Path) -> Callable[..., object]:
 
 def _module(reference: str, where: str) -> ModuleType:
     try:
-        return importlib.import_module(where)
+        # An import that fails has its own line; whatever else the module raises is the user's.
+        with users_code(f"workload {where!r}", but=ImportError):
+            return importlib.import_module(where)
     except ImportError as error:
         raise UsageError(
             f"workload = {reference!r}; the module {where!r} cannot be imported ({error}); install it, "
@@ -120,7 +124,8 @@ def _file_module(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with users_code(f"workload {path.name!r}"):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

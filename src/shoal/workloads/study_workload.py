@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.errors import UsageError
 from shoal.workloads.study_ghost_norm import GhostBatchNorm
+from shoal.workloads.users_code import users_code
 
 Split: TypeAlias = tuple[Tensor, Tensor]
 """Inputs [n, ...] and targets [n, ...] of the same samples."""
@@ -222,17 +223,21 @@ class Workload:
     def _check_functions(self) -> None:
         x, y = self.split("train")
         rows = torch.arange(_PROBE_SAMPLES) % len(x)
-        model = self.build(0).eval()
+        with users_code("workload.model"):
+            model = self.build(0).eval()
         if not any(p.requires_grad for p in model.parameters()):
             raise UsageError(
                 "workload.model = a model without trainable parameters; a study trains them; give one"
             )
         with torch.no_grad():
-            output = model(x[rows])
-            loss = self.loss(output, y[rows])
+            with users_code("workload.model, called with a batch of x,"):
+                output = model(x[rows])
+            with users_code("workload.loss"):
+                loss = self.loss(output, y[rows])
             _check_per_sample("loss", loss)
             for name, metric in self.metrics.items():
-                values = metric(output, y[rows])
+                with users_code(f"workload.metrics[{name!r}]"):
+                    values = metric(output, y[rows])
                 _check_per_sample(f"metrics[{name!r}]", values)
                 if bool((values < 0).any()):
                     raise UsageError(
@@ -265,8 +270,8 @@ def materialised(data: Split | MapDataset, name: str = "data") -> Split:
     try:
         pairs = [data[index] for index in range(len(data))]
         columns = [torch.stack([torch.as_tensor(p[c]) for p in pairs]) for c in (0, 1)]
-    except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # The data set is the user's code and may raise anything.
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(
             f"{name} = {type(data).__name__}, which cannot be read as (input, target) tensors of one shape "
             f"({reason}); give (x, y) tensors or a map data set with a fixed transform"
