@@ -21,6 +21,7 @@ from shoal.sync import (
 )
 from shoal.world.virtual.crew import Crew
 from shoal.world.virtual.faults import Fault
+from shoal.world.virtual.links import LinkClass, Network
 from shoal.world.virtual.rounds import Rounds
 from shoal.world.virtual.setup import Happening
 from shoal.world.virtual.stack import Optimizer
@@ -34,7 +35,7 @@ RUNS = {
     "leader background": (Leader(sync_every=16), {"trigger": "background", "slowdowns": {1: 2.0}}),
     "leader anchor": (Leader(sync_every=8, anchor=0.2), {}),
     "leader anchor total": (Leader(sync_every=8, anchor=0.2), {"trigger": "total-count"}),
-    "leader groups": (Leader(sync_every=8, global_sync_every=16, groups=2), {"groups": 2}),
+    "leader groups": (Leader(sync_every=8, global_sync_every=16, groups=2), {}),
     "leader interpolate": (Leader(sync_every=8, momentum_policy="interpolate"), {}),
     "local": (LocalSGD(sync_every=16), {}),
     "post-local": (LocalSGD(sync_every=16, warmup_steps=8), {}),
@@ -97,8 +98,9 @@ def test_bytes_of_a_leader_round_are_those_of_section_5():
 
 
 def test_bytes_of_averaging_and_of_all_reduce():
+    """Gradients travel with one number more: how many samples are behind them."""
     assert run(LocalSGD(sync_every=16)).counted_bytes["inter"] == 6 * 2 * 3 * BYTES
-    assert run(AllReduce()).counted_bytes["inter"] == 96 * 2 * 3 * BYTES
+    assert run(AllReduce()).counted_bytes["inter"] == 96 * 2 * 3 * (BYTES + 4)
 
 
 def test_half_precision_on_the_wire_counts_half():
@@ -150,6 +152,7 @@ def test_e12_idle_share_with_one_straggler(trigger, slowdown):
     assert found.exchange_share < 0.001
     if trigger != "fixed":
         assert found.idle_share <= 0.03
+    if trigger == "total-count":
         others = [w.steps for w in found.workers[:15]]
         share = found.workers[15].steps / (sum(others) / len(others))
         assert share == pytest.approx(1 / slowdown, abs=0.05)
@@ -160,9 +163,15 @@ def test_e12_idle_share_with_one_straggler(trigger, slowdown):
 
 def test_e11_multi_leader_sends_fewer_bytes_between_nodes_and_takes_less_time():
     """4 groups of 4 on 4 nodes, 10 GB/s inside, 117 MB/s between: section 6.3, E11."""
-    common = {"workers": 16, "local_batch": 1, "samples": 16 * 16 * 8, "models": ("mean",)}
-    single = run(Leader(sync_every=4), groups=4, **common)
-    multi = run(Leader(sync_every=4, global_sync_every=16, groups=4), groups=4, **common)
+    common = {
+        "workers": 16,
+        "local_batch": 1,
+        "samples": 16 * 16 * 8,
+        "models": ("mean",),
+        "network": Network(workers_per_node=4),
+    }
+    single = run(Leader(sync_every=4), **common)
+    multi = run(Leader(sync_every=4, global_sync_every=16, groups=4), **common)
     rounds = 32
     scores = {"intra": 4 * 4 * 3 * 12, "inter": 16 * 12 * 12}
     assert single.rounds == multi.rounds == rounds
@@ -188,8 +197,6 @@ def test_background_workers_never_wait_and_snapshots_have_an_age():
 
 
 def test_a_snapshot_that_takes_longer_than_a_period_is_late_and_stops_nobody():
-    from shoal.world.virtual.links import LinkClass, Network
-
     slow = Network(inter=LinkClass(latency_seconds=2.0, bytes_per_second=1e6))
     found = run(Leader(sync_every=4), trigger="background", network=slow)
     assert found.late_pulls > 0
@@ -217,13 +224,11 @@ CHANGES = (
 @pytest.mark.parametrize("name", [n for n in RUNS if n not in ("powersgd", "leader groups")])
 def test_workers_come_and_go_under_every_rule(name):
     rule, changes = RUNS[name]
-    found = run(rule, **changes, events=CHANGES, samples=2000)
-    assert sorted(kinds(found)) == sorted(["join", "kill", "kill", "leave"]) or (
-        set(kinds(found)) <= {"join", "kill", "leave", "lost_round", "lost_pull"}
-        and kinds(found).count("kill") == 2
-    )
+    found = run(rule, **changes, events=CHANGES, samples=2600)
+    membership = [kind for kind in kinds(found) if kind in ("join", "leave", "kill")]
+    assert sorted(membership) == ["join", "kill", "kill", "leave"]
     assert found.ended == "finished"
-    assert found.used >= 2000
+    assert found.used >= 2600
     assert found.drawn == found.used + found.discarded + found.pending
     lives = {w.worker: w.how for w in found.workers}
     assert lives == {0: "left", 1: "killed", 2: "there", 3: "there", 4: "there", 5: "killed"}
@@ -249,8 +254,6 @@ def test_nobody_left_is_an_end():
 
 
 def test_a_death_in_a_leader_round_costs_that_round_only_if_it_was_the_leader_s():
-    from shoal.world.virtual.links import LinkClass, Network
-
     slow = Network(inter=LinkClass(latency_seconds=0.1, bytes_per_second=1e6))
     quiet = run(Leader(sync_every=16), network=slow, samples=4 * 4 * 16 * 3)
     rounds = [event for event in quiet.events if event["kind"] == "round"]
@@ -265,7 +268,7 @@ def test_a_death_in_a_leader_round_costs_that_round_only_if_it_was_the_leader_s(
 def test_groups_are_rebalanced_when_one_has_died_out():
     events = tuple(Happening(kind="kill", at_seconds=0.5, worker=w) for w in (0, 1))
     rule = Leader(sync_every=8, global_sync_every=16, groups=2)
-    found = run(rule, groups=2, events=events)
+    found = run(rule, events=events)
     assert "rebalanced" in kinds(found)
     assert {w.group for w in found.workers if w.how == "there"} == {0, 1}
 

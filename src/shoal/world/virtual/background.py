@@ -219,7 +219,7 @@ class BackgroundRun(Alone):
         crew.record.rounds += 1
         for event in outcome.events:
             if event.kind in ("round", "lock_in"):
-                crew.happened(event.kind, member.ready, worker=member.number, **event.values)
+                crew.happened(event.kind, member.ready, **{**event.values, "by": member.number})
         if not view.wanted:
             self.states[member.number] = outcome.state
         elif member.number in self._fetches:

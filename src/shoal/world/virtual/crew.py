@@ -94,7 +94,7 @@ class Crew:
         self._events = list(setup.events)
         self._next_evaluation = setup.evaluation_samples
         self.factor = None if setup.schedule is None else setup.schedule.resolve(setup.samples)
-        groups = even_groups(setup.workers, setup.groups)
+        groups = even_groups(setup.workers, setup.group_count)
         for rank in range(setup.workers):
             seed = setup.seed + rank if setup.different_starts else setup.seed
             self.stack.load(rank, workload.build(seed))
@@ -234,7 +234,10 @@ class Crew:
         for place in gone:
             member = self.members[place]
             self.leases.drop(member.number)
-            member.record.left = min(member.ready, member.until)
+            if how == "killed" and member.until > member.ready:  # while it stood still
+                member.record.waiting += member.until - member.ready
+                member.ready = member.until
+            member.record.left = member.ready
             member.record.how = how
             self.record.virtual_seconds = max(self.record.virtual_seconds, member.record.left)
         time = max((self.members[place].record.left or 0.0 for place in gone), default=0.0)
@@ -250,7 +253,7 @@ class Crew:
         before = self.count
         new: list[int] = []
         for _ in range(event.workers):
-            sizes = dict.fromkeys(range(self.setup.groups), 0)
+            sizes = dict.fromkeys(range(self.setup.group_count), 0)
             for member in self.members:
                 sizes[member.group] += 1
             group = min(sizes, key=lambda g: (sizes[g], g))
@@ -258,7 +261,7 @@ class Crew:
             row = self.count
             self.stack.copy(donor, row)
             member = self._enter(group, time, event)
-            if self.setup.groups > 1 and mates:
+            if self.setup.group_count > 1 and mates:
                 self._settle_on(self.links.network.node(mates[0]), member.number)
             new.append(row)
         names = [self.members[row].number for row in new]
@@ -271,10 +274,10 @@ class Crew:
 
     def _rebalance(self, time: float) -> None:
         """Groups as even as can be once somebody has gone."""
-        if self.setup.groups == 1 or not self.members:
+        if self.setup.group_count == 1 or not self.members:
             return
         present = [member.group for member in self.members]
-        count = self.setup.groups
+        count = self.setup.group_count
         padded = rebalanced([*present, *([count - 1] if max(present) < count - 1 else [])])
         groups = padded[: len(present)]
         if list(groups) != present:

@@ -367,6 +367,7 @@ class Rounds:
         donor = 0 if found is None else found
         source = crew.members[donor].number
         old = crew.count
+        self._last = self._counts = None  # of other rows; the next period tells them anew
         rows = crew.add(event, donor, crew.now)
         size = crew.stack.snapshot_bytes
         for row in rows:

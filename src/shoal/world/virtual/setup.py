@@ -101,7 +101,7 @@ class Setup:
         stalls: by worker.
         faults: by worker.
         events: joins, leaves and kills.
-        groups: of neighbouring workers; must divide ``workers``.
+        groups: of neighbouring workers; must divide ``workers``; the rule's own number when None.
         seed: of the weights, the order of the data and all else but the pace.
         mode: ``vectorised``, or ``loop``: worker after worker, the reference.
         together: rows that are trained as one; None: as many as suit the model.
@@ -137,7 +137,7 @@ class Setup:
     stalls: Mapping[int, tuple[Stall, ...]] = field(default_factory=dict[int, tuple[Stall, ...]])
     faults: Mapping[int, tuple[Fault, ...]] = field(default_factory=dict[int, tuple[Fault, ...]])
     events: tuple[Happening, ...] = ()
-    groups: int = 1
+    groups: int | None = None
     seed: int = 0
     mode: ModeName = "vectorised"
     together: int | None = None
@@ -179,7 +179,7 @@ class Setup:
                     f"models = {model!r}; known are {', '.join(get_args(ModelName))}; choose among them"
                 )
         self._check_numbers()
-        even_groups(self.workers, self.groups)
+        even_groups(self.workers, self.group_count)
         if self.target is not None and self.target[0] not in self.workload.metrics:
             raise UsageError(
                 f"target metric = {self.target[0]!r}; {self.workload.name} measures "
@@ -210,6 +210,11 @@ class Setup:
                     )
 
     @property
+    def group_count(self) -> int:
+        """Groups the workers form."""
+        return getattr(self.rule, "groups", 1) if self.groups is None else self.groups
+
+    @property
     def capacity(self) -> int:
         """Workers that are ever there, all together."""
         return self.workers + sum(e.workers for e in self.events if e.kind == "join")
@@ -219,7 +224,7 @@ class Setup:
         """The links; a group is a node where nothing else is said."""
         if self.network is not None:
             return self.network
-        each = self.workers // self.groups if self.groups > 1 else None
+        each = self.workers // self.group_count if self.group_count > 1 else None
         return Network(workers_per_node=each)
 
     @property
