@@ -7,6 +7,8 @@ them, started at any time and on any machine that sees the directory, work on on
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import signal
 import sys
 import threading
@@ -26,12 +28,12 @@ from shoal.study.design import confirmations, draws
 from shoal.study.directory import StudyDirectory
 from shoal.study.records import CONFIRM, Goal, SearchKey, Trial
 from shoal.study.run import open_study
+from shoal.study.runners import FULL_DISK, STOPPED, is_full_disk
 from shoal.study.search import Search
 from shoal.study.search_run import SearchRun, Tools, Wanting
 from shoal.study.spec import StudySpec
 from shoal.study.workshop import Workshop
 
-STOPPED = 75
 _LOOK_SECONDS = 0.5
 
 
@@ -86,7 +88,7 @@ class Runner:
                 try:
                     self._carry_out(key, claim, rows)
                 except ClaimLost as lost:
-                    print(f"shoal study: {lost}", file=sys.stderr, flush=True)
+                    _say(str(lost))
                 finally:
                     claim.release()
         return False
@@ -184,7 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """A runner process; see :class:`Runner`.
 
     Returns:
-        0 when the study is finished, 75 when it was told to stop, 2 on a user's mistake, else 1.
+        0 when the study is finished, 75 when it was told to stop, 2 on a user's mistake, 74 on a full
+        disk, where this process's last line may be lost with the rest, else 1.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
@@ -201,17 +204,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         directory, spec = open_study(given.directory)
         finished = Runner(directory, spec, name=given.runner, stopped=stop.is_set).work()
     except ShoalError as error:
-        print(f"shoal study: {error}", file=sys.stderr, flush=True)
+        _say(str(error))
         return error.exit_code
     except OSError as error:
-        print(
-            f"shoal study: {error}; everything measured so far is kept; make room and run the same "
-            "command again",
-            file=sys.stderr,
-            flush=True,
+        _say(
+            f"{error}; everything measured so far is kept; make room and run the same command again"
         )
-        return 1
+        return FULL_DISK if is_full_disk(error) else 1
     return 0 if finished else STOPPED
+
+
+def _say(text: str) -> None:
+    """A line on the standard error, if there is room: the log lies on the study's disk, which may be full."""
+    # Not print: what it cannot write stays in its buffer, and changes the exit status at the end.
+    with contextlib.suppress(OSError):
+        os.write(2, f"shoal study: {text}\n".encode())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ writes nothing that they write.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from typing import IO
 from shoal.errors import ShoalError, UsageError
 
 STOPPED = 75
+FULL_DISK = 74
 _POLL_SECONDS = 0.2
 _MOST_FAILURES = 3
 _PATIENCE_SECONDS = 60.0
@@ -28,6 +30,10 @@ _PATIENCE_SECONDS = 60.0
 
 class RunnersFailed(ShoalError):
     """Runner processes failed again and again; what they had measured is kept."""
+
+
+class DiskFull(ShoalError):
+    """The study's disk took no more; what had been measured is kept."""
 
 
 class RunnersStopped(ShoalError):
@@ -83,6 +89,7 @@ class Runners:
         Raises:
             RunnersStopped: a runner was told to stop, and did.
             UsageError: a runner ended on a user's mistake; its one line is the text.
+            DiskFull: the disk took no more.
             RunnersFailed: they failed again and again.
         """
         while self._runners:
@@ -131,6 +138,12 @@ class Runners:
             raise UsageError(last)
         if status == STOPPED:
             raise RunnersStopped("stopped in order; the same command goes on where it was")
+        if status == FULL_DISK:
+            # Said here, since the runner's own words may have found no room either.
+            raise DiskFull(
+                f"{self._directory}: no space left on the disk, or a limit on size was met; everything "
+                "measured so far is kept; make room and run the same command again"
+            )
         # Killed runners are replaced for ever: spot machines do that. Failing ones are not.
         self._failures += status > 0
         if self._failures >= _MOST_FAILURES:
@@ -139,6 +152,14 @@ class Runners:
                 f"measured is kept; the whole text is in {runner.log}"
             )
         self._start()
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Whether writing failed for want of room: a full disk, a quota, or a limit on a file's size."""
+    # The journal and safetensors have no number of their own for it.
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    told = str(error)
+    return error.errno in numbers or "No space left" in told or "disk full" in told
 
 
 def _last_line(log: Path) -> str:
