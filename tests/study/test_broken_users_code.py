@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,38 @@ def test_a_module_that_fails_while_it_is_imported(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match=r"fails_on_import.*no licence.*line 1"):
         load_workload("fails_on_import:f")
+
+
+def test_a_model_made_of_a_list_of_layer_functions_is_the_same_in_every_process(
+    tmp_path: Path,
+) -> None:
+    """Its closure holds functions in a tuple, whose printed form has their addresses."""
+    (tmp_path / "own.py").write_text(
+        OWN
+        + """
+
+def layered(width=2, p=0.5):
+    def made(*layers):
+        return lambda: nn.Sequential(nn.Linear(3, width), *[layer() for layer in layers])
+    return _made(model=made(lambda: nn.Dropout(p), nn.ReLU))
+"""
+    )
+    code = (
+        "import sys; from pathlib import Path; from shoal.study.workload import load_workload\n"
+        "print(load_workload('own.py:layered', base=Path(sys.argv[1])).fingerprint)"
+    )
+    # Data drawn at import is fixed by the seed, so only the closure could differ.
+    (tmp_path / "own.py").write_text(
+        (tmp_path / "own.py").read_text().replace("X, Y =", "torch.manual_seed(0)\nX, Y =")
+    )
+    prints = {
+        subprocess.run(
+            [sys.executable, "-c", ("[].append(lambda: 0);" * count) + code, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        for count in (0, 1000)
+    }
+    assert len(prints) == 1

@@ -296,12 +296,32 @@ def _enclosed(thing: object) -> list[str]:
     code, cells = getattr(thing, "__code__", None), getattr(thing, "__closure__", None) or ()
     facts = []
     for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=True):
-        value = cell.cell_contents
-        if isinstance(value, int | float | str | list | tuple | None):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # Of a variable that was never set.
+            continue
+        if inspect.isfunction(value):
+            facts += [] if value is thing else [f"{name} = {source_of(value)}"]
+        elif _is_plain(value):
             facts.append(f"{name} = {value!r}")
-        elif inspect.isfunction(value) and value is not thing:
-            facts.append(f"{name} = {source_of(value)}")
+        elif isinstance(value, list | tuple):
+            facts += [f"{name} = {_element(entry)}" for entry in value]
     return facts
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(entry) for entry in value)
+    return isinstance(value, int | float | str | None)
+
+
+def _element(value: object) -> str:
+    """What says the same in every process: nothing with an address in it."""
+    if _is_plain(value):
+        return repr(value)
+    if inspect.isfunction(value) or inspect.isclass(value):
+        return source_of(value)
+    return type(value).__qualname__
 
 
 def _model_facts(model: nn.Module, factory: object) -> list[str]:
