@@ -8,7 +8,7 @@ import torch
 from shoal.errors import UsageError
 from shoal.sync import Stacked
 from shoal.sync.groups import even_groups, rebalanced
-from shoal.sync.traffic import SCORE_BYTES, Traffic, Transfer, hops
+from shoal.sync.traffic import SCORE_BYTES, Traffic, Transfer, hops, link_bytes
 from shoal.world.virtual import pricing
 from shoal.world.virtual.links import Network
 
@@ -33,6 +33,9 @@ def test_messages_are_those_that_the_virtual_network_prices(size: int) -> None:
         found = hops(transfer, NODES)
         assert sorted(found) == sorted(tuple(hop) for hop in price.hops)
         assert sum(hop[2] for hop in found) == price.formula_bytes
+        counted = link_bytes(transfer, NODES)
+        assert counted["intra"] == price.counted_bytes(network, "intra")
+        assert counted["inter"] == price.counted_bytes(network, "inter")
 
 
 def test_a_chain_enters_each_node_once() -> None:

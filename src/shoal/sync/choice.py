@@ -39,22 +39,6 @@ def window_score(losses: Sequence[float]) -> float:
     return fsum(values) / len(values)
 
 
-def best_rank(scores: Sequence[float], among: Collection[int] | None = None) -> int | None:
-    """The rank with the lowest finite score, of equals the lowest rank; None if no score is finite.
-
-    Args:
-        scores: by rank.
-        among: ranks that may be chosen; None: all.
-
-    Example:
-        >>> best_rank([float("nan"), 0.5, 0.4, 0.4]), best_rank([float("inf")])
-        (2, None)
-    """
-    ranks = range(len(scores)) if among is None else sorted(among)
-    finite = [(scores[rank], rank) for rank in ranks if isfinite(scores[rank])]
-    return min(finite)[1] if finite else None
-
-
 def choose(scores: Sequence[float], *, step: int) -> int:
     """The leader: the worker with the lowest finite score, of equals the lowest rank.
 
@@ -69,13 +53,13 @@ def choose(scores: Sequence[float], *, step: int) -> int:
         >>> choose([0.4, 0.4, 0.5], step=64)
         0
     """
-    leader = best_rank(scores)
-    if leader is None:
+    finite = [(score, rank) for rank, score in enumerate(scores) if isfinite(score)]
+    if not finite:
         raise DivergedError(
-            f"scores = {list(scores)} at step {step}; no worker can lead without a finite one; the last "
-            "good model is kept; lower the learning rate and resume from the last checkpoint"
+            f"scores = {list(scores)} at step {step}; no worker can lead without a finite one; resume from "
+            "the last checkpoint with a lower learning rate"
         )
-    return leader
+    return min(finite)[1]
 
 
 def choose_in_groups(
@@ -98,11 +82,11 @@ def choose_in_groups(
         (1, 1, 3, 3)
     """
     overall = choose(scores, step=step)
-    leaders: dict[int, int] = {}
-    for group in set(group_of):
-        best = best_rank(scores, [rank for rank, own in enumerate(group_of) if own == group])
-        leaders[group] = overall if best is None else best
-    return tuple(leaders[group] for group in group_of)
+    best: dict[int, int] = {}
+    for rank, (score, group) in enumerate(zip(scores, group_of, strict=True)):
+        if isfinite(score) and (group not in best or score < scores[best[group]]):
+            best[group] = rank
+    return tuple(best.get(group, overall) for group in group_of)
 
 
 def lead_margin(scores: Sequence[float], leader: int) -> float:

@@ -160,7 +160,9 @@ def pull_scalings(pull: float, lr: float) -> PullScalings:
     Raises:
         UsageError: a number outside its range.
 
-    Source: notes on Teng et al. 2019, 1.2: x - eta (g + lambda (x - z)) moves by the fraction eta lambda.
+    Source: notes on Teng et al. 2019, 1.2: x - eta (g + lambda (x - z)) moves by the fraction eta lambda. A
+        pull after the step, as in their algorithm, comes to rest as one of pull / (lr (1 - pull)) would:
+        the same for a small pull.
 
     Example:
         >>> print(pull_scalings(0.1, lr=0.05))

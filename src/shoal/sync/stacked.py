@@ -79,9 +79,14 @@ class Stacked:
         """Links (from rank, to rank) on which what is sent is lost."""
         self._server: list[Tensor] = []
 
+    @property
+    def has_server(self) -> bool:
+        """Whether a rule has placed a server variable."""
+        return bool(self._server)
+
     def adopt(self, before: Stacked) -> None:
         """Take over the server's variable, if there is one, from the workers before a change."""
-        if before._server:
+        if before.has_server:
             self.server = before.server
 
     def only(self, rank: int) -> Stacked:
@@ -130,10 +135,12 @@ class Stacked:
     def from_workers(self, x: Tensor, sources: Sequence[int]) -> Tensor:
         """Each row's source row, counted as one chain per source."""
         self._need_all_rows(x, "from_workers")
-        for source in sorted(set(sources)):
-            listeners = {r for r, chosen in enumerate(sources) if chosen == source} | {source}
-            if len(listeners) > 1:
-                names = tuple(self.members[rank] for rank in sorted(listeners))
+        listeners: dict[int, set[int]] = {}
+        for rank, source in enumerate(sources):
+            listeners.setdefault(source, {source}).add(rank)
+        for source, ranks in sorted(listeners.items()):
+            if len(ranks) > 1:
+                names = tuple(self.members[rank] for rank in sorted(ranks))
                 self.traffic.add(
                     Transfer(
                         kind="broadcast",

@@ -15,6 +15,7 @@ Source: Teng et al. 2019 as costed in section 5 of the notes; the score message 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -95,6 +96,28 @@ def _ring(line: list[int], size: int) -> list[Hop]:
     ]
 
 
+def link_bytes(transfer: Transfer, nodes: dict[int, int]) -> dict[LinkClass, int]:
+    """The bytes of a transfer by class of link: the sum over :func:`hops`.
+
+    Args:
+        transfer: the transfer.
+        nodes: the node of each worker.
+    """
+    counted: dict[LinkClass, int] = {"intra": 0, "inter": 0}
+    if transfer.kind == "scores":
+        # All pairs, of which hundreds of workers have too many to list in every round.
+        workers = len(transfer.workers)
+        sizes = Counter(nodes[worker] for worker in transfer.workers)
+        inside = sum(count * (count - 1) for count in sizes.values())
+        counted["intra"] = inside * transfer.size
+        counted["inter"] = (workers * (workers - 1) - inside) * transfer.size
+        return counted
+    places = {**nodes, SERVER: SERVER}
+    for source, target, size in hops(transfer, nodes):
+        counted["intra" if places[source] == places[target] else "inter"] += size
+    return counted
+
+
 @dataclass(kw_only=True)
 class Traffic:
     """Every transfer so far, and its bytes.
@@ -111,9 +134,7 @@ class Traffic:
     def add(self, transfer: Transfer) -> None:
         """Note a transfer and count its messages."""
         self.transfers.append(transfer)
-        nodes = {**self.nodes, SERVER: SERVER}
-        for source, target, size in hops(transfer, nodes):
-            link: LinkClass = "intra" if nodes[source] == nodes[target] else "inter"
+        for link, size in link_bytes(transfer, self.nodes).items():
             self.payload_bytes[link] += size
             self.sent_bytes[transfer.kind] = self.sent_bytes.get(transfer.kind, 0) + size
 
