@@ -156,7 +156,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
 def test_out_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d").write_text("mine")
     code, _, logs = call("--out", str(tmp_path / "d"))
-    assert code == 2 and "must be a directory" in logs
+    assert code == 2 and "cannot be written" in logs
     assert (tmp_path / "d").read_text() == "mine"
 
 

@@ -491,7 +491,7 @@ def test_nobody_is_let_in_during_an_evaluation(fleet: Fleet) -> None:
 def test_below_the_minimum_the_fleet_waits_then_stops(fleet: Fleet) -> None:
     from shoal.world.elastic.timing import Timing
 
-    patient = Timing(patience_seconds=3.0, knock_seconds=0.3, probe_seconds=0.1)
+    patient = Timing(patience_seconds=8.0, knock_seconds=0.3, probe_seconds=0.1)
     fleet.shut()
     workers = [fleet.start(until=10**6, min_workers=2, timing=patient) for _ in range(2)]
     fleet.open()

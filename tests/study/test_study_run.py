@@ -209,6 +209,7 @@ def test_killed_runners_are_replaced_and_failing_ones_are_not(
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
+@pytest.mark.timeout(300)
 def test_ctrl_c_ends_the_command_with_75_and_the_same_command_goes_on(tmp_path: Path) -> None:
     import subprocess
 
@@ -235,7 +236,7 @@ def test_ctrl_c_ends_the_command_with_75_and_the_same_command_goes_on(tmp_path: 
     while not list((tmp_path / "out").glob("rows/*.jsonl")) and time.monotonic() < limit:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=90)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 75, said
     assert "the same command goes on" in said and "Traceback" not in said
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
