@@ -27,6 +27,7 @@ from shoal.fleet.replica import Replica
 from shoal.fleet.state import Evaluation, Progress
 from shoal.fleet.step import Stepper
 from shoal.fleet.sync_norm import SyncStatistics
+from shoal.fleet.warm_up import warm_up
 from shoal.scaling import Rule, Schedule, Unscaled, check_optimizer, schedules
 from shoal.sync import AllReduce
 from shoal.world.alone import AloneWorld
@@ -212,6 +213,7 @@ def _join_fleet(device: torch.device) -> World:
     link = connect()
     if threading.current_thread() is threading.main_thread():
         link.leave_on_signals()
+    warm_up(device)
     return ElasticWorld(
         link,
         timing=Timing(patience_seconds=link.patience_seconds),
