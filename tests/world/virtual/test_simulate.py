@@ -230,6 +230,8 @@ def test_workers_come_and_go_under_every_rule(name):
     assert found.ended == "finished"
     assert found.used >= 2600
     assert found.drawn == found.used + found.discarded + found.pending
+    assert found.counted_bytes == found.payload_bytes
+    assert sum(found.counted_bytes.values()) == found.formula_bytes
     lives = {w.worker: w.how for w in found.workers}
     assert lives == {0: "left", 1: "killed", 2: "there", 3: "there", 4: "there", 5: "killed"}
     assert found.workers[1].left == 2.03

@@ -210,6 +210,7 @@ class Alone(ABC):
         assert row is not None
         self._finish_ways(but=donor.number)
         new = crew.add(event, row, donor.ready)
+        self._renew_exchange()
         for place in new:
             member = crew.members[place]
             hops = (donor.number, member.number)
@@ -221,7 +222,6 @@ class Alone(ABC):
             self.published[member.number] = crew.x[place].clone()
             if donor.number in self.signals:
                 self.signals[member.number] = self.signals[donor.number]
-        self._renew_exchange()
         for place in new:
             self._begin(crew.members[place])
 

@@ -370,17 +370,19 @@ class Rounds:
         self._last = self._counts = None  # of other rows; the next period tells them anew
         rows = crew.add(event, donor, crew.now)
         size = crew.stack.snapshot_bytes
-        for row in rows:
-            transfer = Transfer(kind="send", workers=(source, crew.members[row].number), size=size)
-            carried = carry(crew.links, [transfer], crew.ready)
-            for member in crew.members:
-                member.record.exchanging += carried.exchanging[member.number]
-                member.record.waiting += carried.waiting[member.number]
-                member.ready = carried.ends[member.number]
         places = [*range(old), *([donor] * len(rows))]
         self.state = reseat(self.state, places, joined=rows)
         self._slow = {name: value[places] for name, value in self._slow.items()}
         self._renew_exchange()
+        for row in rows:
+            hop = (source, crew.members[row].number)
+            self.exchange.traffic.add(Transfer(kind="send", workers=hop, size=size))
+            carried = carry(crew.links, self.exchange.traffic.take(), crew.ready)
+            crew.record.formula_bytes += carried.formula_bytes
+            for member in crew.members:
+                member.record.exchanging += carried.exchanging[member.number]
+                member.record.waiting += carried.waiting[member.number]
+                member.ready = carried.ends[member.number]
 
     def _remove(self, rows: Sequence[int], how: str) -> None:
         stay = self.crew.remove(rows, how)
