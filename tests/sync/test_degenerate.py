@@ -24,7 +24,7 @@ from shoal.sync import (
     Stacked,
     SyncRule,
 )
-from shoal.testing.sync import LAYOUT, LR, NUMBERS, Task, run
+from shoal.testing.sync_task import LAYOUT, LR, NUMBERS, Task, begin, run, walk
 
 STEPS = 13
 
@@ -83,6 +83,16 @@ def test_equal_to_rounding(name: str, workers: int) -> None:
     )
     for one, other in zip(left, right, strict=True):
         torch.testing.assert_close(one.x, other.x, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("pull", "workers"), [(0.0, 3), (0.5, 1)])
+def test_a_narrow_wire_leaves_what_does_not_travel_exact(pull: float, workers: int) -> None:
+    task, exchange = Task(), Stacked(workers, wire="bf16")
+    rule = Leader(sync_every=2, global_sync_every=2, pull=pull)
+    rows, _ = walk(rule, task, exchange, begin(rule, task, exchange), STEPS)
+    expected, _, _ = run(Independent(), workers=workers, steps=STEPS)
+    for row, other in zip(rows, expected, strict=True):
+        assert torch.equal(row.x, other.x)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])

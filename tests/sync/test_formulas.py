@@ -24,7 +24,7 @@ from shoal.sync import (
     Lookahead,
     SlowMo,
 )
-from shoal.testing.sync import integer_trace
+from shoal.testing.sync_task import integer_trace
 
 STEPS = 14
 

@@ -247,6 +247,11 @@ def test_groups_must_divide_the_workers() -> None:
         Stacked(8, groups=3)
 
 
+def test_the_workers_must_form_the_groups_that_the_rule_asks_for() -> None:
+    with pytest.raises(UsageError, match=r"groups = 2; the workers at the start form 1"):
+        Leader(groups=2).init(torch.zeros(4, 1), Stacked(4))
+
+
 def test_both_scalings_of_the_pull_are_printed() -> None:
     assert str(pull_scalings(0.1, lr=5e-4)) == "pull fraction 0.1 = penalty weight 200"
 

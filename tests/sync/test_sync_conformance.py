@@ -12,6 +12,8 @@ import pytest
 from shoal.errors import UsageError
 from shoal.sync import RULES, SyncRule, by_name
 from shoal.testing import sync as suite
+from shoal.testing.sync_formulas import FORMULAS
+from shoal.testing.sync_task import integer_trace
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("allreduce", {}),
@@ -63,7 +65,7 @@ def make(case: tuple[str, dict[str, Any]]) -> SyncRule[Any]:
 
 def test_every_shipped_rule_has_a_row_and_a_formula() -> None:
     assert {name for name, _ in CASES} == set(RULES)
-    assert set(suite.FORMULAS) == set(RULES)
+    assert set(FORMULAS) == set(RULES)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
@@ -78,9 +80,7 @@ def test_integer_traces_are_the_stored_ones() -> None:
     """Rewritten only by SHOAL_REWRITE_GOLDEN=1."""
     if REWRITE:
         traces = {
-            f"{label(case)} x {workers}": suite.integer_trace(
-                make(case), workers=workers, steps=STEPS
-            )
+            f"{label(case)} x {workers}": integer_trace(make(case), workers=workers, steps=STEPS)
             for case in CASES
             for workers in TRACED
         }

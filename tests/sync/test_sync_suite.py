@@ -13,6 +13,7 @@ from torch import Size, Tensor
 from shoal.sync import Exchange, LocalSGD, Outcome, Signals, SyncRule
 from shoal.sync.states import Counters, StateValue
 from shoal.testing import sync as suite
+from shoal.testing.sync_formulas import FORMULAS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,15 @@ class MovesOldWorkers(Sound):
         return exchange.mean(x).repeat(x.shape[0], 1), state
 
 
+class KeepsCounting(Sound):
+    def exchange_round(
+        self, state: Counters, x: Tensor, exchange: Exchange, signals: Signals
+    ) -> Outcome[Counters]:
+        outcome = super().exchange_round(state, x, exchange, signals)
+        since = state.since % self.sync_every
+        return replace(outcome, state=replace(outcome.state, since=since))
+
+
 class SaysNothing(Sound):
     alone = ""
 
@@ -117,13 +127,14 @@ FAULTS: list[tuple[type[Sound], Callable[[Any], None], str]] = [
     (SkipsARound, lambda rule: suite.check_counter(rule, 2), r"they are due after \[3, 6, 9, 12\]"),
     (
         NeverSilent,
-        lambda rule: suite.check_bytes(rule, 2, suite.FORMULAS["local_sgd_3"]),
+        lambda rule: suite.check_bytes(rule, 2, FORMULAS["local_sgd_3"]),
         "the formula says",
     ),
     (FollowsTheFirst, lambda rule: suite.check_bad_scores(rule, 3), "are not finite"),
     (NotQuitePlain, suite.check_alone, "not plain SGD, first in step 2"),
     (TakesAnyState, suite.check_foreign_state, "accepted a state"),
     (MovesOldWorkers, lambda rule: suite.check_joins(rule, 2), "a join moved workers"),
+    (KeepsCounting, lambda rule: suite.check_early_round(rule, 2), "it begins anew"),
     (SaysNothing, suite.check_declarations, "alone is empty"),
 ]
 
@@ -131,10 +142,10 @@ FAULTS: list[tuple[type[Sound], Callable[[Any], None], str]] = [
 @pytest.fixture(autouse=True)
 def formula_of_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     def formula(rule: Sound, p: int, size: int, steps: int) -> int:
-        return suite.FORMULAS["local_sgd"](LocalSGD(sync_every=rule.sync_every), p, size, steps)
+        return FORMULAS["local_sgd"](LocalSGD(sync_every=rule.sync_every), p, size, steps)
 
-    monkeypatch.setitem(suite.FORMULAS, "local_sgd_3", formula)
-    monkeypatch.setitem(suite.FORMULAS, "sound", formula)
+    monkeypatch.setitem(FORMULAS, "local_sgd_3", formula)
+    monkeypatch.setitem(FORMULAS, "sound", formula)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

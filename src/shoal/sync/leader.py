@@ -85,7 +85,7 @@ class Leader(SyncRule[LeaderState]):
             rate; the theorems' penalty weight is pull / lr, which
             :func:`~shoal.sync.pulling.pull_scalings` prints. At 0 no weights travel.
         global_pull: the same toward the leader of all.
-        groups: how many groups the workers form; must divide them.
+        groups: how many groups the workers form at the start, >= 1; they may lose some later.
         score: the loss that chooses: ``"own"`` training losses of the last ``window`` steps; a common
             ``"probe"`` set or a ``"held_out"`` one, which the driver evaluates; ``"auto"``: what the
             driver has evaluated, else ``"own"`` (it evaluates a probe set where each worker keeps its
@@ -165,7 +165,17 @@ class Leader(SyncRule[LeaderState]):
     def init(
         self, x: Tensor, exchange: Exchange, layout: Sequence[Size] | None = None
     ) -> LeaderState:
-        """No losses yet, nobody has led."""
+        """No losses yet, nobody has led.
+
+        Raises:
+            UsageError: the workers form another number of groups than the rule asks for.
+        """
+        found = len(set(exchange.group_of))
+        if found != self.groups:
+            raise UsageError(
+                f"groups = {self.groups}; the workers at the start form {found}; form as many groups as the "
+                f"rule asks for, or write Leader(groups={found})"
+            )
         rows = x.shape[0]
         return LeaderState(
             windows=torch.zeros((rows, self.window), dtype=torch.float64),
