@@ -16,6 +16,7 @@ import pytest
 from shoal.errors import UsageError
 from shoal.study import Budget, CurveSpec, Goal, Grid, Log, Space, StudySpec, load_workload
 from shoal.study.claims import Claims
+from shoal.study.conclude import analysed
 from shoal.study.directory import StudyDirectory
 from shoal.study.records import CONFIRM, SearchKey
 from shoal.study.run import begin, open_study, run_study
@@ -112,6 +113,41 @@ def test_winners_are_confirmed_with_fresh_seeds(tmp_path: Path) -> None:
     assert title([row], "small") == "small: 1 of 1 searches done"
 
 
+def test_confirmations_follow_the_asked_seeds_and_the_winner(tmp_path: Path) -> None:
+    mine = replace(spec(), workload=load_workload("digits_mlp"))
+    confirm = SearchKey(curve="sgd", global_batch=64, repeat=CONFIRM)
+    directory = run_study(mine, tmp_path, confirm_seeds=0)
+    assert directory.end_of(confirm) is None
+    run_study(mine, tmp_path, confirm_seeds=2)
+    first: Any = directory.end_of(confirm)
+    assert first["seeds"] == 2
+    run_study(mine, tmp_path, confirm_seeds=3)
+    more: Any = directory.end_of(confirm)
+    assert more["seeds"] == 3 and more["setting"] == first["setting"]
+    # Another winner, as a grown study may have.
+    key = mine.searches()[0]
+    end: Any = directory.end_of(key)
+    end["goals"][-1]["winner"] = 1 - end["goals"][-1]["winner"]
+    directory.write_end(key, 99, end)
+    run_study(mine, tmp_path, confirm_seeds=3)
+    other: Any = directory.end_of(confirm)
+    assert other["setting"] != first["setting"]
+
+
+def test_other_goals_are_answered_from_what_was_measured(tmp_path: Path) -> None:
+    mine = replace(spec(), workload=load_workload("digits_mlp"))
+    run_study(mine, tmp_path, confirm_seeds=0)
+    _, _, between = analysed(tmp_path, goals=[Goal(metric=LOSS, value=1.2)])
+    _, _, own = analysed(tmp_path)
+    steps = [goal.summaries[0].steps for goal in own.goals]
+    found = between.main.summaries[0].steps
+    assert found is not None and min(s or 0 for s in steps) <= found <= max(s or 0 for s in steps)
+    with pytest.raises(UsageError, match=r"answer goals from 1 to 1\.5"):
+        analysed(tmp_path, goals=[Goal(metric=LOSS, value=0.5)])
+    with pytest.raises(UsageError, match="was run for"):
+        analysed(tmp_path, goals=[Goal(metric="val/classification_error", value=0.5)])
+
+
 def test_status_reads_without_a_study_having_begun_work(tmp_path: Path) -> None:
     directory = StudyDirectory(tmp_path)
     begin(directory, spec(), confirm_seeds=0)
@@ -182,6 +218,7 @@ class FakePopen:
     [
         ([0], None, 1),
         ([-9, -9, -9, -9, 0], None, 5),
+        ([-11, -11, -11], RunnersFailed, 3),
         ([1, 1, 1], RunnersFailed, 3),
         ([2], UsageError, 1),
         ([75], RunnersStopped, 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +93,14 @@ class Conclusion:
         }
 
 
-def conclude(directory: StudyDirectory, *, noise_scale: bool = False) -> Conclusion:
+def conclude(
+    directory: StudyDirectory, *, goals: Sequence[Goal] = (), noise_scale: bool = False
+) -> Conclusion:
     """Compact what runners have written, analyse it, and write the page with its figures and tables.
 
     Args:
         directory: of the study.
+        goals: others than the study's, between its easiest and its hardest: its rows answer them exactly.
         noise_scale: replay a winner of each curve of plain SGD to measure the gradient noise scale beside
             B_crit; needs the workload and its data.
 
@@ -109,7 +112,7 @@ def conclude(directory: StudyDirectory, *, noise_scale: bool = False) -> Conclus
     from shoal.report.study_page import write_study_report
 
     compact(directory.path)
-    directory, spec, analysis = analysed(directory.path)
+    directory, spec, analysis = analysed(directory.path, goals=goals)
     scales = noise_scales(spec, analysis) if noise_scale else None
     keys = spec.searches()
     ends = {key: end for key in keys if (end := directory.end_of(key)) is not None}
@@ -222,21 +225,48 @@ def parse_goal(text: str) -> Goal:
     )
 
 
-def analysed(path: Path) -> tuple[StudyDirectory, StudySpec, StudyAnalysis]:
+def analysed(
+    path: Path, *, goals: Sequence[Goal] = ()
+) -> tuple[StudyDirectory, StudySpec, StudyAnalysis]:
     """A study and what its rows say so far.
 
+    Args:
+        path: of the study.
+        goals: others than its own; see :func:`conclude`.
+
     Raises:
-        UsageError: there is no study, or nothing was measured yet.
+        UsageError: there is no study, nothing was measured yet, or its rows cannot answer a goal.
     """
     directory, spec = open_study(path)
     content: Any = directory.spec()
+    settings = settings_of(spec, train_samples=content["train_samples"])
+    if goals:
+        for goal in goals:
+            _check_answerable(spec, goal)
+        settings = replace(settings, goals=tuple(goals))
     analysis = analyse(
         read_study(directory.path),
-        settings_of(spec, train_samples=content["train_samples"]),
+        settings,
         name=spec.name,
         parameters=searched_parameters(spec),
     )
     return directory, spec, analysis
+
+
+def _check_answerable(spec: StudySpec, goal: Goal) -> None:
+    """Evaluations were cut short above the easiest goal, and trials at the hardest one."""
+    own = [g.value for g in spec.goals]
+    low, high = min(own), max(own)
+    if goal.metric != spec.goals[0].metric or goal.larger_is_better:
+        raise UsageError(
+            f"goal = {goal.metric}; the study was run for {spec.goals[0].metric}, smaller is better; give a "
+            "value of that"
+        )
+    if not spec.budget.full and not low <= goal.value <= high:
+        raise UsageError(
+            f"goal = {goal.value:g}; the study's rows answer goals from {low:g} to {high:g}; run one with "
+            "that goal among its own, or with --full"
+        )
 
 
 def warnings(ends: dict[SearchKey, Any]) -> list[str]:
@@ -256,8 +286,8 @@ def warnings(ends: dict[SearchKey, Any]) -> list[str]:
             )
         elif missed and closest:
             said.append(
-                f"{key}: nothing came below {max(missed):g}; the best was {closest['value']:.4g} at step "
-                f"{closest['step']:,} (trial {closest['trial']}); give an easier goal or more steps"
+                f"{key}: nothing came below {max(missed):g}; the best ended at {closest['value']:.4g} at "
+                f"step {closest['step']:,} (trial {closest['trial']}); give an easier goal or more steps"
             )
         if any(goal.get("steps") == 0 for goal in end["goals"]):
             said.append(f"{key}: a goal was met at step 0, before any training; give a harder one")

@@ -31,16 +31,21 @@ class Confirmation:
         seeds: how many fresh seeds, >= 1; trials 0 to seeds - 1.
         grid: the evaluation steps in rising order, from 0 to the most a seed may take.
 
+        setting: address of the trial whose setting it is; comes back in :meth:`summary`.
+
     Raises:
         UsageError: no seeds or no grid.
     """
 
-    def __init__(self, *, goals: Sequence[Goal], seeds: int, grid: Sequence[int]) -> None:
+    def __init__(
+        self, *, goals: Sequence[Goal], seeds: int, grid: Sequence[int], setting: str = ""
+    ) -> None:
         if seeds < 1:
             raise UsageError(f"confirm_seeds = {seeds}; a confirmation takes at least 1 seed")
         if not grid:
             raise UsageError("grid = empty; a confirmation evaluates at least at step 0")
         self._goals = list(goals)
+        self._setting = setting
         self._hardest = hardest(goals)
         self._grid = list(grid)
         self._curves = [Curve() for _ in range(seeds)]
@@ -82,7 +87,13 @@ class Confirmation:
                     "steps_confirmed": median_with_misses(steps),
                 }
             )
-        return {"state": "done", "seeds": len(self._curves), "end": self._grid[-1], "goals": goals}
+        return {
+            "state": "done",
+            "seeds": len(self._curves),
+            "setting": self._setting,
+            "end": self._grid[-1],
+            "goals": goals,
+        }
 
     def _is_open(self, curve: Curve) -> bool:
         if not curve.evaluations:

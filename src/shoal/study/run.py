@@ -87,7 +87,8 @@ def run_study(
 def begin(directory: StudyDirectory, spec: StudySpec, *, confirm_seeds: int) -> None:
     """Make sure that ``directory`` is of this study, and begin it there if it is empty.
 
-    A study may grow: more curves, batch sizes or repeats are taken over; anything else is another study.
+    A study may grow: more curves, batch sizes or repeats are taken over, and so is another number of
+    confirming seeds; anything else is another study.
 
     Raises:
         UsageError: it is of another study; the text lists the differences.
@@ -108,11 +109,10 @@ def begin(directory: StudyDirectory, spec: StudySpec, *, confirm_seeds: int) -> 
     if directory.begin(content):
         return
     there: Any = directory.spec()
-    if there["spec"] == canonical:
-        return
     other = spec_from_canonical(there["spec"])
-    if other.grows_into(spec):
-        directory.replace_spec({**content, "confirm_seeds": there["confirm_seeds"]})
+    if there["spec"] == canonical or other.grows_into(spec):
+        if there["spec"] != canonical or there["confirm_seeds"] != confirm_seeds:
+            directory.replace_spec(content)
         return
     lines = "; ".join(spec.difference(other))
     raise UsageError(

@@ -101,18 +101,24 @@ class Runner:
         points = dict.fromkeys((key.curve, key.global_batch) for key in searches)
         for curve, batch in points if self._seeds else ():
             key = SearchKey(curve=curve, global_batch=batch, repeat=CONFIRM)
-            if (curve, batch) in unfinished or self._directory.end_of(key) is not None:
-                continue
-            if self._winner(key) is not None:
+            if (curve, batch) not in unfinished and self._is_to_confirm(key):
                 left.append(key)
         return left
+
+    def _is_to_confirm(self, key: SearchKey) -> bool:
+        """Whether a point's winner was not confirmed yet, by so many seeds; a grown study may have another."""
+        found = self._winner(key)
+        if found is None:
+            return False
+        end: Any = self._directory.end_of(key)
+        return end is None or end["seeds"] < self._seeds or end["setting"] != found[0].address
 
     def _claim(self, keys: Sequence[SearchKey]) -> tuple[Claim | None, SearchKey | None]:
         for key in keys:
             claim = self._claims.take(str(key))
             if claim is None:
                 continue
-            if self._directory.end_of(key) is None:
+            if key in self._open():
                 return claim, key
             # Finished between looking and claiming.
             claim.release()
@@ -140,7 +146,10 @@ class Runner:
         winner, steps, goals = found
         seeds = confirmations(spec, winner, 0, self._seeds)
         grid = spec.grid.points(min(spec.steps, max(1, round(REACH * steps))))
-        return Confirmation(goals=goals, seeds=self._seeds, grid=grid), seeds.__getitem__
+        confirmation = Confirmation(
+            goals=goals, seeds=self._seeds, grid=grid, setting=winner.address
+        )
+        return confirmation, seeds.__getitem__
 
     def _drawn(self, key: SearchKey) -> Callable[[int], Trial]:
         known: list[Trial] = []

@@ -25,6 +25,7 @@ STOPPED = 75
 FULL_DISK = 74
 _POLL_SECONDS = 0.2
 _MOST_FAILURES = 3
+_SOON_SECONDS = 10.0
 _PATIENCE_SECONDS = 60.0
 
 
@@ -144,8 +145,17 @@ class Runners:
                 f"{self._directory}: no space left on the disk, or a limit on size was met; everything "
                 "measured so far is kept; make room and run the same command again"
             )
-        # Killed runners are replaced for ever: spot machines do that. Failing ones are not.
-        self._failures += status > 0
+        # Killed runners are replaced for ever: spot machines do that. Those that fail, or crash as soon as
+        # they begin, are not.
+        soon = time.monotonic() - runner.began < _SOON_SECONDS
+        self._failures += status > 0 or (soon and status != -signal.SIGKILL)
+        if status < 0:
+            name = signal.Signals(-status).name
+            print(
+                f"shoal study: a runner was ended by {name}; another one takes its place",
+                file=sys.stderr,
+                flush=True,
+            )
         if self._failures >= _MOST_FAILURES:
             raise RunnersFailed(
                 f"{self._failures} runner processes failed; the last one said: {last}; everything "

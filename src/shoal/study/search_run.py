@@ -240,6 +240,7 @@ class SearchRun:
         for number, attempt in self._attempts.items():
             entry: dict[str, object] = {
                 "attempt": attempt,
+                "address": self._trials[number].address,
                 "curve": [_plain(evaluation) for evaluation in self._curves[number]],
             }
             if number in self._running:
@@ -263,6 +264,11 @@ class SearchRun:
         paused = take_up(self._place)
         facts: Any = paused.facts if paused is not None else {}
         if paused is None or facts["engine"] != self._tools.engine.name:
+            return
+        if any(
+            self._tools.trials(int(n)).address != e["address"] for n, e in facts["trials"].items()
+        ):
+            # A confirmation of what was the winner then; begin again.
             return
         self._tools.measuring.load_state_dict(facts["measuring"])
         self._seconds_before, self._steps_trained = facts["seconds"], facts["trial_steps"]
