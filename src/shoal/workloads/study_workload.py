@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -297,7 +297,7 @@ def _enclosed(thing: object) -> list[str]:
     facts = []
     for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=True):
         try:
-            value = cell.cell_contents
+            value: object = cell.cell_contents
         except ValueError:  # Of a variable that was never set.
             continue
         if inspect.isfunction(value):
@@ -305,13 +305,14 @@ def _enclosed(thing: object) -> list[str]:
         elif _is_plain(value):
             facts.append(f"{name} = {value!r}")
         elif isinstance(value, list | tuple):
-            facts += [f"{name} = {_element(entry)}" for entry in value]
+            entries = cast(Sequence[object], value)
+            facts += [f"{name} = {_element(entry)}" for entry in entries]
     return facts
 
 
 def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
-        return all(_is_plain(entry) for entry in value)
+        return all(_is_plain(entry) for entry in cast(Sequence[object], value))
     return isinstance(value, int | float | str | None)
 
 
