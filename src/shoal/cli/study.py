@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shoal.study.spec import StudySpec
 
 NOT_TO_BE_USED = 3
+INTERRUPTED = 75
 
 study = typer.Typer(
     name="study",
@@ -214,9 +215,31 @@ def one_line(verb: str) -> Iterator[None]:
     except ShoalError as error:
         print(f"shoal study {verb}: {error}", file=sys.stderr, flush=True)
         raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        print(
+            f"shoal study {verb}: interrupted; nothing is lost, the same command goes on where it was",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         print(
             f"shoal study {verb}: {error}; everything measured so far is kept",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise typer.Exit(1) from None
+    except Exception as error:
+        # DuckDB has errors of its own for files that it cannot read or write.
+        duckdb = sys.modules.get("duckdb")
+        if duckdb is None or not isinstance(
+            error, duckdb.IOException | duckdb.InvalidInputException
+        ):
+            raise
+        said = str(error).partition("\n")[0]
+        print(
+            f"shoal study {verb}: {said}; what is in rows/ is as it was; if a file of tables/ is damaged, "
+            "remove the folder tables/ of the study, and the same command makes it again from rows/",
             file=sys.stderr,
             flush=True,
         )

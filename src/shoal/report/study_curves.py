@@ -116,9 +116,11 @@ def _draw_steps(goal: GoalAnalysis, curve: str, look: Look, width: float) -> Fig
                 axes.axvspan(begin, end, color=INK, alpha=0.05, linewidth=0)
         power_axis(axes, "x", batches)
         power_axis(axes, "y", values)
-        if level is not None:
+        # A goal met at step 0 has no place on this axis.
+        drawn = [value for value in values if value > 0]
+        if level is not None and drawn:
             # Far right the dashed line would squeeze the measurements.
-            axes.set_ylim(min(values) / 1.6, max(values) * 1.3)
+            axes.set_ylim(min(drawn) / 1.6, max(drawn) * 1.3)
     else:
         say(axes, "no search has a result yet")
     name_axes(axes, BATCH, STEPS)

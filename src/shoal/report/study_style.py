@@ -127,6 +127,10 @@ def power_axis(
 
     known = [v for v in values if v > 0 and math.isfinite(v)]
     low, high = (min(known), max(known)) if known else (1.0, float(base))
+    pad = (high / low) ** 0.04 if high > low else base**0.5
+    # Before the scale, which would otherwise fit limits of its own, and cannot around a single value.
+    limits = low / pad, high * pad
+    (axes.set_xlim if which == "x" else axes.set_ylim)(*limits)
     if which == "x":
         axes.set_xscale("log", base=base)
     else:
@@ -135,9 +139,6 @@ def power_axis(
     first, last = math.floor(math.log(low, base) + 1e-9), math.ceil(math.log(high, base) - 1e-9)
     every = max(1, math.ceil((last - first) / (ticks - 1)))
     places = [float(base) ** k for k in range(first, last + 1, every)]
-    pad = (high / low) ** 0.04 if high > low else base**0.5
-    limits = low / pad, high * pad
-    (axes.set_xlim if which == "x" else axes.set_ylim)(*limits)
     axis.set_major_locator(FixedLocator(places))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))

@@ -2,6 +2,7 @@
 
 from shoal.study.grid import Grid
 from shoal.study.records import Budget, Goal
+from shoal.study.run import run_study
 from shoal.study.space import Discrete, Integer, Linear, Log, ReverseLog, Space
 from shoal.study.spec import CurveSpec, StudySpec
 from shoal.study.spec_file import load_spec
@@ -33,4 +34,5 @@ __all__ = [
     "ghost_batch_norm",
     "load_spec",
     "load_workload",
+    "run_study",
 ]

@@ -57,7 +57,7 @@ class StudyDirectory:
         """
         try:
             content = json.loads((self.path / "study.json").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise UsageError(
                 f"study = {self.path}; it holds no study.json, so no study was begun there; give the "
                 "directory that `shoal study run` wrote"
@@ -70,6 +70,11 @@ class StudyDirectory:
             raise UsageError(
                 f"study = {self.path}; its study.json is not of format {FORMAT}; use the version of "
                 "shoal that wrote it"
+            )
+        if not isinstance(content.get("spec"), dict) or "hash" not in content:
+            raise UsageError(
+                f"study = {self.path}; its study.json holds no spec, so something else than shoal wrote it; "
+                "restore it"
             )
         return content
 
@@ -98,7 +103,9 @@ class StudyDirectory:
 
     def end_of(self, key: SearchKey) -> dict[str, object] | None:
         """What was found out by a finished search; None while it is not finished."""
-        return _newest(self.search(key), "done")
+        end = _newest(self.search(key), "done")
+        # One that says nothing about goals is damaged, and the search is carried out again.
+        return end if end is not None and "goals" in end else None
 
     def write_end(self, key: SearchKey, segment: int, content: Mapping[str, object]) -> None:
         """Say that a search is finished."""

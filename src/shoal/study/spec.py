@@ -196,6 +196,11 @@ class StudySpec:
     def _check_names(self) -> None:
         if not self.name.strip():
             raise UsageError("name = ''; a study has a name; give one")
+        if "/" in self.name or self.name in (".", ".."):
+            raise UsageError(
+                f"name = {self.name!r}; it also names the study's directory below studies/; leave out slashes "
+                "and dots, and choose the place with --out"
+            )
         if not self.curves:
             raise UsageError("curves = none; a study measures at least one; add [curves.sgd]")
         for name in self.curves:
