@@ -261,8 +261,10 @@ def test_refused_references(
 
 def test_an_error_in_a_users_file_is_the_users(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("raise RuntimeError('mine')")
-    with pytest.raises(RuntimeError, match="mine"):
+    with pytest.raises(UsageError, match=r"RuntimeError \(mine\) at bad\.py, line 1") as caught:
         load_workload("bad.py:f", base=tmp_path)
+    # From Python the error itself, with its traceback, is at hand.
+    assert isinstance(caught.value.__cause__, RuntimeError)
     (tmp_path / "bad.py").write_text(SOURCE)
     assert load_workload("bad.py:mine", base=tmp_path).name == "mine"
 
