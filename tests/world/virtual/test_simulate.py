@@ -98,9 +98,8 @@ def test_bytes_of_a_leader_round_are_those_of_section_5():
 
 
 def test_bytes_of_averaging_and_of_all_reduce():
-    """Gradients travel with one number more: how many samples are behind them."""
     assert run(LocalSGD(sync_every=16)).counted_bytes["inter"] == 6 * 2 * 3 * BYTES
-    assert run(AllReduce()).counted_bytes["inter"] == 96 * 2 * 3 * (BYTES + 4)
+    assert run(AllReduce()).counted_bytes["inter"] == 96 * 2 * 3 * BYTES
 
 
 def test_half_precision_on_the_wire_counts_half():

@@ -215,7 +215,10 @@ class Alone(ABC):
             member = crew.members[place]
             hops = (donor.number, member.number)
             transfer = Transfer(kind="send", workers=hops, size=crew.stack.snapshot_bytes)
-            carried = carry(crew.links, [transfer], dict.fromkeys(hops, donor.ready))
+            self.exchange.traffic.add(transfer)
+            ready = dict.fromkeys(hops, donor.ready)
+            carried = carry(crew.links, self.exchange.traffic.take(), ready)
+            crew.record.formula_bytes += carried.formula_bytes
             member.record.exchanging += carried.exchanging[member.number]
             member.ready = carried.ends[member.number]
             self.states[member.number] = reseat(self.states[donor.number], [0], joined=[0])

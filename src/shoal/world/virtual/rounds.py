@@ -220,7 +220,7 @@ class Rounds:
         gradients, losses = crew.training.gradients(work)
         told = [crew.reported(one.row, losses[one.row], one.first)[0] for one in work]
         self._last = torch.tensor(told, dtype=torch.float64)
-        self._counts = torch.full((crew.count,), float(crew.setup.local_batch))
+        self._counts = None  # all the same
         signals = Signals(lr=crew.lr, losses=self._last, counts=self._counts)
         reduced, self.state = rule.reduce_gradients(self.state, gradients, self.exchange, signals)
         crew.training.update(work, reduced)

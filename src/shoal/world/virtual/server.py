@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from torch import Size, Tensor
+from torch import Tensor
 
 from shoal.errors import UsageError
-from shoal.sync.contract import SyncRule
-from shoal.sync.stacked import Stacked
 from shoal.world.virtual.alone import Alone
-from shoal.world.virtual.crew import Member
+from shoal.world.virtual.crew import Crew, Member
 from shoal.world.virtual.outlook import outlook
 
 
-def has_server(rule: SyncRule[Any], x: Tensor, layout: Sequence[Size]) -> bool:
-    """Whether a rule keeps its average on a server.
+def has_server(crew: Crew) -> bool:
+    """Whether the rule of a fleet keeps its average on a server.
 
     Args:
-        rule: the rule.
-        x: any weights ``[rows, d]``.
-        layout: shapes of the parameters.
+        crew: the fleet; nothing of it is changed.
     """
-    aside = Stacked(len(x))
-    rule.init(x, aside, layout)
+    aside = crew.exchange()
+    crew.setup.rule.init(crew.x, aside, crew.stack.shapes)
     try:
         return aside.server is not None
     except UsageError:

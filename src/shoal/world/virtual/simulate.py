@@ -27,9 +27,24 @@ def simulate(setup: Setup) -> SimulatedRun:
     Raises:
         UsageError: a rule that cannot have this trigger, or a model that cannot be laid out in rows.
     """
-    crew = Crew(setup)
+    return run_crew(Crew(setup))
+
+
+def run_crew(crew: Crew) -> SimulatedRun:
+    """The same for a fleet that has been made already; it can be looked at afterwards.
+
+    Args:
+        crew: fresh.
+
+    Returns:
+        As :func:`simulate`.
+
+    Raises:
+        UsageError: as :func:`simulate`.
+    """
+    setup = crew.setup
     rule, trigger = setup.rule, setup.trigger
-    if has_server(rule, crew.x[:1], crew.stack.shapes):
+    if has_server(crew):
         if trigger != "fixed":
             raise UsageError(
                 f"trigger = {trigger!r} with the sync rule {rule.name}, whose workers visit a server alone and "

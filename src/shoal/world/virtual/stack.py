@@ -8,6 +8,7 @@ order that the cluster keeps; those behind are free.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -150,6 +151,32 @@ class Stack:
         for tensor in self._tensors():
             tensor[: len(rows)] = tensor[order]
         self.steps[: len(rows)] = [self.steps[row] for row in rows]
+
+    def spare(self, rows: int) -> Stack:
+        """Empty rows of the same kind, elsewhere in memory."""
+        other = copy(self)
+        other.parameters = self.parameters.new_zeros((rows, self.layout.numbers))
+        other.slots = {name: torch.zeros_like(other.parameters) for name in self.slots}
+        other.buffers = {
+            name: buffer.new_zeros((rows, *buffer.shape[1:]))
+            for name, buffer in self.buffers.items()
+        }
+        other.steps = [0] * rows
+        return other
+
+    @torch.no_grad()
+    def gather(self, other: Stack, rows: Sequence[int]) -> None:
+        """Rows of another stack become the first ones of this."""
+        for mine, theirs in zip(self._tensors(), other._tensors(), strict=True):
+            for place, row in enumerate(rows):
+                mine[place].copy_(theirs[row])
+
+    @torch.no_grad()
+    def scatter(self, other: Stack, rows: Sequence[int]) -> None:
+        """The inverse of :meth:`gather`."""
+        for mine, theirs in zip(self._tensors(), other._tensors(), strict=True):
+            for place, row in enumerate(rows):
+                theirs[row].copy_(mine[place])
 
     @torch.no_grad()
     def copy(self, source: int, target: int) -> None:

@@ -1,4 +1,8 @@
-"""Neighbouring rows trained by one tensor program, and what is left over row by row."""
+"""Rows trained side by side by one tensor program.
+
+Neighbours are taken where they lie. Where they have unequal numbers of steps to do, those that have more
+are copied together and taken further, as long as it pays; what is left goes row by row.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,10 @@ from shoal.workloads.study_workload import Workload
 from shoal.world.virtual.stack import Optimizer, Stack
 from shoal.world.virtual.training import Work, settings_of
 
-LEAST_TOGETHER = 4
-"""Steps for which it pays to take fewer rows than a full chunk together."""
+_COSTLY_ROW = 65536
+"""Numbers from which copying a row there and back costs more than a step side by side saves."""
+_LEAST_STEPS = 4
+"""Steps for which such rows are copied together all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +67,11 @@ class _SpoiledUpdate:
     Args:
         update: what is then done.
         chunk: the rows.
-        work: of the rows, in their order.
-        done: steps of this call that were done before the plan's first.
+        work: of the rows, in their order; its first step is the plan's.
     """
 
-    def __init__(self, update: RowUpdate, chunk: _Chunk, work: Sequence[Work], done: int) -> None:
-        self._update, self._chunk, self._done = update, chunk, done
+    def __init__(self, update: RowUpdate, chunk: _Chunk, work: Sequence[Work]) -> None:
+        self._update, self._chunk = update, chunk
         self._bad = {row: w for row, w in enumerate(work) if w.faults.touch_gradients}
 
     def apply(self, step: int, rows: int) -> None:
@@ -85,7 +90,7 @@ class _SpoiledUpdate:
     def _spoil(self, step: int, row: int, at: int) -> None:
         work = self._bad[row]
         views = [view[at] for view in self._chunk.gradient_views.values()]
-        work.faults.spoil(views, work.first + self._done + step)
+        work.faults.spoil(views, work.first + step)
 
 
 class _KeptGradients:
@@ -154,7 +159,8 @@ class VectorisedTraining:
         self._program, self.name = _program(task, stack, self._together)
         turns = 1 if self._program.takes_turns else self._together
         self._gradients = torch.zeros((turns, stack.layout.numbers), dtype=stack.layout.dtype)
-        self._chunks: dict[tuple[int, int], tuple[_Chunk, RowUpdate]] = {}
+        self._chunks: dict[tuple[bool, int, int], tuple[_Chunk, RowUpdate]] = {}
+        self._spare: Stack | None = None
         self._kept: Tensor | None = None
         self._whole: RowUpdate | None = None
 
@@ -162,14 +168,65 @@ class VectorisedTraining:
     def advance(self, work: Sequence[Work]) -> Mapping[int, Floats]:
         """See :class:`Training`."""
         losses = {one.row: np.zeros(one.steps) for one in work}
-        chunks: dict[int, dict[int, Work]] = {}
-        for one in work:
-            chunks.setdefault(one.row // self._together, {})[one.row] = one
-        for number in sorted(chunks):
-            self._run_chunk(number * self._together, chunks[number], losses)
-        for one in work:
-            self._stack.steps[one.row] += one.steps
+        left = {one.row: one for one in work if one.steps}
+        for first in range(0, self._stack.capacity, self._together):
+            rows = [row for row in range(first, first + self._together) if row in left]
+            if len(rows) > 1 and rows == list(range(rows[0], rows[-1] + 1)):
+                self._run(rows, left, losses, self._chunk(rows))
+        while (rows := self._worth_copying(left)) and len(rows) > 1:
+            self._run_copied(rows, left, losses)
+        for row in sorted(left):
+            self._run([row], left, losses, self._chunk([row]))
         return losses
+
+    def _worth_copying(self, left: Mapping[int, Work]) -> list[int]:
+        """Rows with most steps to do, none with fewer than half as many as the first."""
+        least = _LEAST_STEPS if self._stack.layout.numbers >= _COSTLY_ROW else 1
+        rows = sorted((r for r in left if left[r].steps >= least), key=lambda r: -left[r].steps)
+        half = left[rows[0]].steps / 2 if rows else 0
+        return [row for row in rows[: self._together] if left[row].steps >= half]
+
+    def _run_copied(
+        self, rows: Sequence[int], left: dict[int, Work], losses: Mapping[int, Floats]
+    ) -> None:
+        if self._spare is None:
+            self._spare = self._stack.spare(self._together)
+        self._spare.gather(self._stack, rows)
+        self._run(rows, left, losses, self._chunk(range(len(rows)), self._spare))
+        self._spare.scatter(self._stack, rows)
+
+    def _run(
+        self,
+        rows: Sequence[int],
+        left: dict[int, Work],
+        losses: Mapping[int, Floats],
+        chunk: tuple[_Chunk, RowUpdate],
+    ) -> None:
+        """Rows side by side, as far as the one with fewest steps goes; ``left`` keeps the rest."""
+        parts, (memory, update) = [left[row] for row in rows], chunk
+        steps = min(one.steps for one in parts)
+        chosen = np.stack([one.samples[:steps] for one in parts], axis=1)
+        samples = torch.from_numpy(np.ascontiguousarray(chosen)).view(steps, -1)
+        update.plan(
+            [settings_of(self._optimizer, one.lr[:steps]) for one in parts],
+            [self._stack.steps[row] for row in rows],
+            steps,
+        )
+        applied = update
+        if any(one.faults.touch_gradients for one in parts):
+            applied = cast(RowUpdate, _SpoiledUpdate(update, memory, parts))
+        found = torch.empty((steps, len(rows)), dtype=self._stack.layout.dtype)
+        step, block = self._program.step, cast(Block, memory)
+        for number, (part, out) in enumerate(zip(samples.unbind(0), found.unbind(0), strict=True)):
+            step(block, len(rows), part, out, applied, number)
+        for one, column in zip(parts, found.double().numpy().T, strict=True):
+            kept = losses[one.row]
+            at = len(kept) - one.steps
+            kept[at : at + steps] = column
+            self._stack.steps[one.row] += steps
+            del left[one.row]
+            if one.steps > steps:
+                left[one.row] = one.part(steps, one.steps)
 
     @torch.no_grad()
     def gradients(self, work: Sequence[Work]) -> tuple[Tensor, Mapping[int, Floats]]:
@@ -217,59 +274,12 @@ class VectorisedTraining:
             )
         return self._kept
 
-    def _run_chunk(self, first: int, work: Mapping[int, Work], losses: dict[int, Floats]) -> None:
-        """Take all rows together as far as the one with fewest steps goes, then what is left."""
-        done = dict.fromkeys(work, 0)
-        rows = [row for row in range(first, first + self._together) if row in work]
-        while rows and rows == list(range(first, first + len(rows))):
-            steps = min(work[row].steps - done[row] for row in rows)
-            if steps >= LEAST_TOGETHER or len(rows) == self._together:
-                self._run(rows, work, done, steps, losses)
-            rows = [row for row in rows if done[row] < work[row].steps]
-            if steps < LEAST_TOGETHER:
-                break
-        for row in work:
-            left = work[row].steps - done[row]
-            if left:
-                self._run([row], work, done, left, losses)
-
-    def _run(
-        self,
-        rows: Sequence[int],
-        work: Mapping[int, Work],
-        done: dict[int, int],
-        steps: int,
-        losses: dict[int, Floats],
-    ) -> None:
-        """The next ``steps`` steps of neighbouring rows."""
-        if not steps:
-            return
-        chunk, update = self._chunk(rows)
-        parts = [work[row] for row in rows]
-        spans = [slice(done[row], done[row] + steps) for row in rows]
-        pairs = list(zip(parts, spans, strict=True))
-        chosen = np.stack([w.samples[at] for w, at in pairs], axis=1)
-        samples = torch.from_numpy(np.ascontiguousarray(chosen)).view(steps, -1)
-        update.plan(
-            [settings_of(self._optimizer, w.lr[at]) for w, at in pairs],
-            [self._stack.steps[row] + done[row] for row in rows],
-            steps,
-        )
-        applied = update
-        if any(w.faults.touch_gradients for w in parts):
-            applied = cast(RowUpdate, _SpoiledUpdate(update, chunk, parts, done[rows[0]]))
-        found = torch.empty((steps, len(rows)), dtype=self._stack.layout.dtype)
-        step, block = self._program.step, cast(Block, chunk)
-        for number, (part, out) in enumerate(zip(samples.unbind(0), found.unbind(0), strict=True)):
-            step(block, len(rows), part, out, applied, number)
-        for row, column in zip(rows, found.double().numpy().T, strict=True):
-            losses[row][done[row] : done[row] + steps] = column
-            done[row] += steps
-
-    def _chunk(self, rows: Sequence[int]) -> tuple[_Chunk, RowUpdate]:
-        key = (rows[0], rows[-1] + 1)
+    def _chunk(self, rows: Sequence[int], stack: Stack | None = None) -> tuple[_Chunk, RowUpdate]:
+        """Neighbouring rows and their update, made on first use."""
+        stack = stack or self._stack
+        key = (stack is self._stack, rows[0], rows[-1] + 1)
         if key not in self._chunks:
-            chunk = _Chunk(self._stack, *key, self._gradients)
+            chunk = _Chunk(stack, rows[0], rows[-1] + 1, self._gradients)
             self._chunks[key] = (
                 chunk,
                 RowUpdate(
