@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +51,9 @@ def _study() -> None:
 @study.command("plan")
 def plan(
     study: StudyArgument,
-    processes: Annotated[int, typer.Option("--processes", help="Runner processes.")] = 2,
+    processes: Annotated[
+        int | None, typer.Option("--processes", help="Runner processes; one per core by default.")
+    ] = None,
     full: FullOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -61,7 +64,7 @@ def plan(
 
         spec, there = _spec(study, full=full)
         known = {} if there is None else _known_steps(there)
-        found = planned(spec, steps=known, runners=processes)
+        found = planned(spec, steps=known, runners=cores() if processes is None else processes)
         if as_json:
             typer.echo(json.dumps(found.to_dict()))
         else:
@@ -73,8 +76,11 @@ def run(
     study: StudyArgument,
     out: OutOption = None,
     processes: Annotated[
-        int, typer.Option("--processes", help="Runner processes on this machine, one thread each.")
-    ] = 2,
+        int | None,
+        typer.Option(
+            "--processes", help="Runner processes on this machine; one per core by default."
+        ),
+    ] = None,
     full: FullOption = False,
     confirm: Annotated[
         int,
@@ -90,6 +96,7 @@ def run(
 
         spec, there = _spec(study, full=full)
         directory = out or there or Path("studies") / spec.name
+        processes = cores() if processes is None else processes
         with Onlooker() as onlooker:
             done = run_study(
                 spec, directory, processes=processes, confirm_seeds=confirm, look=onlooker.look
@@ -111,6 +118,9 @@ def status(study: DirectoryArgument, as_json: JsonOption = False) -> None:
 
         directory, spec = open_study(study)
         rows = status_of(directory, spec.searches())
+        busy = sum(row.running for row in rows)
+        if busy > 1:
+            rows = status_of(directory, spec.searches(), processes=busy)
         document: dict[str, object] = {
             "study": spec.name,
             "searches": sum(row.searches for row in rows),
@@ -126,7 +136,11 @@ def curve(
     study: DirectoryArgument,
     goal: Annotated[
         list[str] | None,
-        typer.Option("--goal", metavar="METRIC<VALUE", help="Of an imported archive; repeatable."),
+        typer.Option(
+            "--goal",
+            metavar="METRIC<VALUE",
+            help="Another goal within what was measured; repeatable.",
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--study", metavar="NAME", help="Which one of an archive.")
@@ -162,13 +176,14 @@ def curve(
                 split_by=split_by,
                 out=out,
             )
-        elif goal or name or trials or split_by or out:
+        elif name or trials or split_by or out:
             raise UsageError(
-                f"study = {study}; --goal, --study, --trials, --split-by and --out are for imported archives; "
-                "a study's own goals are in its spec; leave them out"
+                f"study = {study}; --study, --trials, --split-by and --out are for imported archives; leave "
+                "them out"
             )
         else:
-            concluded = conclude(open_study(study)[0], noise_scale=noise_scale)
+            goals = [parse_goal(text) for text in goal or ()]
+            concluded = conclude(open_study(study)[0], goals=goals, noise_scale=noise_scale)
         _print(concluded.to_dict(), concluded.lines(), as_json=as_json)
         if concluded.not_to_be_used:
             raise typer.Exit(NOT_TO_BE_USED)
@@ -189,6 +204,13 @@ def _spec(path: Path, *, full: bool) -> tuple[StudySpec, Path | None]:
     if full:
         spec = replace(spec, budget=replace(spec.budget, full=True))
     return spec, there
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _known_steps(directory: Path) -> dict[tuple[str, int], int]:
