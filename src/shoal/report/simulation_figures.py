@@ -92,19 +92,23 @@ def error_figure(runs: Runs) -> StudyFigure:
         legend(figure, axes[0])
         return figure
 
+    rows: list[Row] = [row for found in lines.values() for row in found]
+    return StudyFigure(
+        name="error",
+        title="Error against samples, bytes and virtual time",
+        caption=_error_caption(runs, target),
+        draw=draw,
+        rows=rows,
+    )
+
+
+def _error_caption(runs: Runs, target: float | None) -> str:
     caption = "Simulated. Each point is an evaluation of the weights of one model."
     if any(not sum(run.counted_bytes.values()) for run in runs.values()):
         caption += " What sends nothing has no place on a logarithmic axis of bytes."
     if target is not None:
         caption += f" The broken line is the target, {target:g}."
-    rows: list[Row] = [row for found in lines.values() for row in found]
-    return StudyFigure(
-        name="error",
-        title="Error against samples, bytes and virtual time",
-        caption=caption,
-        draw=draw,
-        rows=rows,
-    )
+    return caption
 
 
 def _lines(runs: Runs, metric: str) -> dict[str, list[Row]]:

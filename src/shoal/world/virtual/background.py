@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from shoal.errors import UsageError
@@ -208,6 +209,8 @@ class BackgroundRun(Alone):
         outcome = self.rule.exchange_round(self.states[member.number], mine, view, signals)
         score = float("nan") if view.score is None else view.score
         self.published[member.number] = weights[0]
+        if crew.setup.wire == "bf16":
+            weights = weights.to(torch.bfloat16).to(weights.dtype)
         self.board[member.number] = Snapshot(
             weights=weights,
             buffers={name: rows[row].clone() for name, rows in crew.stack.buffers.items()},

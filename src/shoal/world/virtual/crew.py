@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from shoal.world.virtual.judging import Judge
 from shoal.world.virtual.leases import Leases, Shards
 from shoal.world.virtual.links import LINKS, Links
 from shoal.world.virtual.loop import LoopTraining
+from shoal.world.virtual.measures import Measures
 from shoal.world.virtual.record import Evaluation, SimulatedRun, WorkerRecord
 from shoal.world.virtual.setup import Happening, Setup
 from shoal.world.virtual.stack import Stack
@@ -88,6 +89,7 @@ class Crew:
         )
         probe = Order(n=samples, seed=_PROBE_SEED, epoch=0)
         self.probe: Indices = probe.take(0, min(setup.probe_samples, samples))
+        self.measures = Measures(setup, self.stack, self.judge, self.probe)
         self.record = SimulatedRun(settings={}, engine=self.training.name, target=setup.target)
         self.members: list[Member] = []
         self._born = 0
@@ -378,53 +380,9 @@ class Crew:
                 virtual_seconds=self.now if now is None else now,
                 bytes=sum(self.links.counted_bytes.values()),
                 steps=self.record.steps,
-                scores=self._scores(x, leader, center),
+                scores=self.measures.scores(x, leader, center),
             )
         )
-
-    def _scores(
-        self, x: Tensor, leader: int | None, center: Tensor | None
-    ) -> dict[str, dict[str, float]]:
-        wanted, everyone = self.setup.models, list(range(self.count))
-        found: dict[str, dict[str, float]] = {}
-        if "leader" in wanted and leader is not None:
-            found["leader"] = self._metrics(x[leader], [leader])
-        if "mean" in wanted:
-            sound = [row for row in everyone if bool(torch.isfinite(x[row]).all())]
-            found["mean"] = self._metrics(_mean(x, sound or everyone), sound or everyone)
-        if "near_best" in wanted:
-            near = self._near_best(x) or everyone
-            found["near_best"] = self._metrics(_mean(x, near), near)
-        if "best" in wanted:
-            each = [self._metrics(x[row], [row]) for row in everyone]
-            key = self.setup.target[0] if self.setup.target else next(iter(each[0]))
-            values = [scores[key] if math.isfinite(scores[key]) else math.inf for scores in each]
-            found["best"] = each[int(np.argmin(values))]
-        if "center" in wanted and center is not None:
-            found["center"] = self._metrics(center[0], everyone)
-        return found
-
-    def _near_best(self, x: Tensor) -> list[int]:
-        """Rows whose loss on the probe is within the margin of the lowest; none if none is finite."""
-        losses = self.judge.losses(x, [self.probe] * self.count)
-        lowest = min((loss for loss in losses if math.isfinite(loss)), default=-math.inf)
-        return [row for row, loss in enumerate(losses) if loss <= lowest + self.setup.margin]
-
-    def _metrics(self, vector: Tensor, rows: Sequence[int]) -> dict[str, float]:
-        """Of one model, with the statistics of these rows, or measured anew if the rule wants that."""
-        split = self.setup.split
-        if self.stack.buffers and self.setup.rule.statistics_policy == "recompute":
-            again = self.judge.recomputed(vector, self._buffers(rows), self.probe)
-            return self.judge.metrics(vector, again, split)
-        return self.judge.metrics(vector, self._buffers(rows), split)
-
-    def _buffers(self, rows: Sequence[int]) -> Mapping[str, Tensor]:
-        """The mean of these rows' buffers; of those that are whole numbers the first row's."""
-        found: dict[str, Tensor] = {}
-        for name, buffers in self.stack.buffers.items():
-            chosen = buffers[list(rows)]
-            found[name] = chosen.mean(0) if torch.is_floating_point(chosen) else chosen[0]
-        return found
 
     def closed(self) -> SimulatedRun:
         """The record, with what is only known at the end."""
@@ -436,7 +394,3 @@ class Crew:
         record.drawn, record.used = leases.drawn, leases.used
         record.discarded, record.pending = leases.discarded, leases.pending
         return record
-
-
-def _mean(x: Tensor, rows: Sequence[int]) -> Tensor:
-    return x[list(rows)].double().mean(0).to(x.dtype)

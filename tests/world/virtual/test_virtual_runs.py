@@ -384,3 +384,22 @@ def test_the_record_is_plain_and_labelled():
     found = plain_without_engine(run(Leader(sync_every=16)))
     assert "simulated" in found["simulated"]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_hundreds_of_workers_come_and_go_in_one_process():
+    events = tuple(Happening(kind="kill", at_seconds=0.1 * w, worker=w) for w in range(1, 40, 2))
+    found = run(
+        Leader(sync_every=8),
+        workers=300,
+        local_batch=1,
+        samples=300 * 8 * 4,
+        trigger="total-count",
+        slowdowns={w: 1 + w % 4 for w in range(300)},
+        events=(*events, Happening(kind="join", at_samples=3000, workers=50)),
+        models=("leader",),
+    )
+    assert found.ended == "finished"
+    assert len(found.workers) == 350
+    assert kinds(found).count("join") == 1
+    assert found.drawn == found.used + found.discarded + found.pending
+    assert found.idle_share < 0.5
