@@ -18,6 +18,7 @@ run: TRAIN.PY [ARGS]... --workers --run-dir --resume --script --checkpoint-every
   --token-file --bind --advertise --port --coordinator-port --max-restarts --hang-seconds
   --gather-seconds --drain-seconds --patience --join-timeout --notice-file
   --report/--no-report --json
+simulate: RECIPE --out --json
 study compare: STUDY... --out --json
 study curve: STUDY --goal --study --trials --split-by --out --noise-scale --json
 study export: STUDY DIR --csv --json

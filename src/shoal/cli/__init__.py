@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-VERBS = ("run", "resize", "study", "reproduce", "report", "doctor")
+VERBS = ("run", "resize", "study", "simulate", "reproduce", "report", "doctor")
 
 
 def application() -> typer.Typer:

@@ -195,7 +195,7 @@ def _parameters(
     order[good.size :] = rng.permutation(bad)
     learning_rate = np.empty(count)
     learning_rate[order] = rates
-    parameters = {"learning_rate": learning_rate}
+    parameters: dict[str, np.ndarray] = {"learning_rate": learning_rate}
     if workload.optimizer != "sgd":
         low, high = _MOMENTA
         parameters["momentum"] = 1 - (1 - low) * ((1 - high) / (1 - low)) ** rng.random(count)
@@ -285,7 +285,7 @@ def _columns(
 
 def search_space(search: PlantedSearch) -> dict[str, object]:
     """The ``parameter_configs`` of a search."""
-    double = {"type": "DOUBLE"}
+    double: dict[str, object] = {"type": "DOUBLE"}
     known: dict[str, dict[str, object]] = {
         "learning_rate": double
         | {"scale": "LOG_SCALE", "min_value": _LEARNING_RATES[0], "max_value": _LEARNING_RATES[1]},
