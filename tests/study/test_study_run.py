@@ -16,7 +16,7 @@ import pytest
 from shoal.errors import UsageError
 from shoal.study import Budget, CurveSpec, Goal, Grid, Log, Space, StudySpec, load_workload
 from shoal.study.claims import Claims
-from shoal.study.conclude import analysed
+from shoal.study.conclude import analysed, missing_rows
 from shoal.study.directory import StudyDirectory
 from shoal.study.records import CONFIRM, SearchKey
 from shoal.study.run import begin, open_study, run_study
@@ -146,6 +146,28 @@ def test_other_goals_are_answered_from_what_was_measured(tmp_path: Path) -> None
         analysed(tmp_path, goals=[Goal(metric=LOSS, value=0.5)])
     with pytest.raises(UsageError, match="was run for"):
         analysed(tmp_path, goals=[Goal(metric="val/classification_error", value=0.5)])
+
+
+def test_rows_that_were_lost_are_told(tmp_path: Path) -> None:
+    mine = replace(spec(), workload=load_workload("digits_mlp"))
+    directory = run_study(mine, tmp_path, confirm_seeds=0)
+    key = mine.searches()[0]
+    end: Any = directory.end_of(key)
+    _, _, whole = analysed(tmp_path)
+    assert missing_rows({key: end}, whole) == []
+    (journal,) = (tmp_path / "rows").glob("*.jsonl")
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[: len(lines) // 3]))
+    _, _, cut = analysed(tmp_path)
+    said = missing_rows({key: end}, cut)
+    assert said and all("rows are missing" in line and str(key) in line for line in said)
+
+
+@pytest.mark.parametrize("processes", [0, -1])
+def test_no_runners_is_refused_before_anything_is_written(tmp_path: Path, processes: int) -> None:
+    with pytest.raises(UsageError, match="at least 1 runner"):
+        run_study(spec(), tmp_path / "out", processes=processes)
+    assert not (tmp_path / "out").exists()
 
 
 def test_status_reads_without_a_study_having_begun_work(tmp_path: Path) -> None:

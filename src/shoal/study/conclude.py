@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def conclude(
         report=write_study_report(analysis, directory.path, noise_scales=scales),
         searches=len(keys),
         done=len(ends),
-        warnings=tuple(warnings(ends)),
+        warnings=(*warnings(ends), *missing_rows(ends, analysis)),
     )
 
 
@@ -251,6 +251,27 @@ def analysed(
         parameters=searched_parameters(spec),
     )
     return directory, spec, analysis
+
+
+def missing_rows(ends: Mapping[SearchKey, Any], analysis: StudyAnalysis) -> list[str]:
+    """Lines about finished searches whose rows no longer give what their runner found: rows were lost.
+
+    Args:
+        ends: of the finished searches.
+        analysis: from the rows, of any goals; those that a search was run for are compared.
+    """
+    said: list[str] = []
+    for goal in analysis.goals:
+        for summary in goal.summaries:
+            end = ends.get(summary.key)
+            for found in end["goals"] if end is not None else ():
+                if found["value"] == goal.goal.value and found.get("steps") != summary.steps:
+                    said.append(
+                        f"{summary.key}: its runner found {found.get('steps')} steps to {goal.goal.value:g}, "
+                        f"the stored rows give {summary.steps}; rows are missing; restore rows/ from a copy, or "
+                        f"remove searches/{summary.key} and run the study again"
+                    )
+    return said
 
 
 def _check_answerable(spec: StudySpec, goal: Goal) -> None:

@@ -70,17 +70,19 @@ def run_study(
     """
     if isinstance(spec, Path | str):
         spec = load_spec(spec)
-    directory = StudyDirectory(Path(out))
-    begin(directory, spec, confirm_seeds=confirm_seeds)
-    if isinstance(spec.workload, str) and processes >= 1:
-        _in_processes(directory, spec, processes, look)
-    elif processes == 1:
-        _in_this_process(directory, spec)
-    else:
+    if processes < 1:
+        raise UsageError(f"processes = {processes}; a study needs at least 1 runner process")
+    if processes > 1 and not isinstance(spec.workload, str):
         raise UsageError(
             f"processes = {processes} with a Workload made here; other processes cannot make it; give it "
             "by name, as file.py:function, or use processes = 1"
         )
+    directory = StudyDirectory(Path(out))
+    begin(directory, spec, confirm_seeds=confirm_seeds)
+    if isinstance(spec.workload, str):
+        _in_processes(directory, spec, processes, look)
+    else:
+        _in_this_process(directory, spec)
     return directory
 
 
