@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 NOT_SHOWN = 3
 
+OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where results are written.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document; logs go to stderr.")
+]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Exit 3 if a claim that was run is not shown.")
+]
+
 reproduce = typer.Typer(
     name="reproduce",
     help="Rerun a paper's claims in small and say which of them were shown.",
@@ -38,15 +46,9 @@ def dynamic(
         bool,
         typer.Option("--long", help="Fashion-MNIST runs too; kept one by one, so resumable."),
     ] = False,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where results are written.")
-    ] = Path("reproduce-out/dynamic"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document; logs go to stderr.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 3 if a claim that was run is not shown.")
-    ] = False,
+    out: OutOption = Path("reproduce-out/dynamic"),
+    as_json: JsonOption = False,
+    strict: StrictOption = False,
     seed_base: Annotated[
         int | None,
         typer.Option(
@@ -83,15 +85,9 @@ def data_parallelism(
         bool,
         typer.Option("--long", help="Fashion-MNIST studies too; hours, resumable."),
     ] = False,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where results are written.")
-    ] = Path("reproduce-out/batch-size"),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document; logs go to stderr.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 3 if a claim that was run is not shown.")
-    ] = False,
+    out: OutOption = Path("reproduce-out/batch-size"),
+    as_json: JsonOption = False,
+    strict: StrictOption = False,
     long_searches: Annotated[
         int | None,
         typer.Option(

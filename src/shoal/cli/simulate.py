@@ -45,7 +45,7 @@ def _run(path: Path, out: Path | None) -> tuple[dict[str, object], list[str]]:
 
     from shoal.fleet.supervisor.rundir import check_writable
     from shoal.report.simulation_page import summary_lines, write_simulation
-    from shoal.report.study_page import require_packages
+    from shoal.report.templates import require_packages
     from shoal.world.virtual.recipe import read_recipe
     from shoal.world.virtual.simulate import simulate as simulated
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.errors import UsageError
 from shoal.report.columns import COLUMNS, Row, number
 from shoal.report.run import MEMBERSHIP, Run, load_run
 from shoal.report.series import sample_range
+from shoal.report.templates import environment
 from shoal.report.wording import clock, count, decimal, duration, headline
 
 if TYPE_CHECKING:
@@ -52,26 +52,12 @@ def render(run: Run) -> str:
     Raises:
         UsageError: matplotlib or jinja2 is not installed.
     """
-    try:
-        import jinja2
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"{error.name} is not installed; a report needs matplotlib and jinja2; "
-            "pip install 'shoal[report]'"
-        ) from error
+    pages = environment()
     from shoal.report.figures import overview
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
     lead, rest = _sentences(headline(run))
     titles = [event_title(row) for row in run.events]
-    return environment.get_template("run.html.j2").render(
+    return pages.get_template("run.html.j2").render(
         name=run.name,
         lead=lead,
         rest=rest,

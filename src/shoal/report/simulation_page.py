@@ -20,12 +20,12 @@ from shoal.report.simulation_figures import (
 from shoal.report.study_page import (
     Drawn,
     drawn,
-    require_packages,
     write_figures,
     write_whole,
 )
 from shoal.report.study_style import StudyFigure
 from shoal.report.study_text import Table
+from shoal.report.templates import FOLDER, environment
 from shoal.report.wording import count, decimal, duration
 from shoal.world.virtual.record import SIMULATED, SimulatedRun
 
@@ -80,21 +80,11 @@ def render_simulation(name: str, runs: Runs, figures: Sequence[Drawn] | None = N
     Raises:
         UsageError: matplotlib or jinja2 is not installed.
     """
-    require_packages()
-    import jinja2
-
-    folder = Path(__file__).parent
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    study = (folder / "study.html.j2").read_text(encoding="utf-8")
+    pages = environment()
+    study = (FOLDER / "study.html.j2").read_text(encoding="utf-8")
     style = study[study.index("<style>") : study.index("</style>") + len("</style>")]
     chosen = [drawn(f) for f in simulation_figures(runs)] if figures is None else figures
-    return environment.get_template("simulation.html.j2").render(
+    return pages.get_template("simulation.html.j2").render(
         name=name,
         style=style,
         lead=_lead(runs),

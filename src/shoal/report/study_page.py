@@ -33,6 +33,7 @@ from shoal.report.study_text import (
     steps_table,
     validation_table,
 )
+from shoal.report.templates import environment, require_packages
 from shoal.study.analysis import GoalAnalysis, StudyAnalysis
 from shoal.study.curve_table import as_csv, cell
 from shoal.study.noise_scale import NoiseScale
@@ -99,22 +100,6 @@ class Drawn:
     def csv(self) -> str:
         """The table as an address that holds it."""
         return data_uri(self.table)
-
-
-def require_packages() -> None:
-    """Refuse to begin a page that cannot be finished.
-
-    Raises:
-        UsageError: matplotlib or jinja2 is not installed.
-    """
-    try:
-        import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"{error.name} is not installed; a report needs matplotlib and jinja2; "
-            "pip install 'shoal[report]'"
-        ) from error
 
 
 def drawn(figure: StudyFigure) -> Drawn:
@@ -282,32 +267,26 @@ def render_page(
     expectations: Sequence[str],
 ) -> str:
     """The page's template filled in; figures twice, for wide and for narrow screens."""
-    require_packages()
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    return environment.get_template("study.html.j2").render(
-        name=name,
-        lead=lead,
-        rest=rest,
-        findings=findings,
-        notes=notes,
-        figures=figures,
-        tables=tables,
-        downloads=[
-            {"file": file, "href": data_uri(text), "words": words}
-            for file, text, words in downloads
-        ],
-        design=design,
-        expectations=expectations,
-        version=_version(),
-        written=time.strftime("%Y-%m-%d %H:%M", time.localtime()),
+    return (
+        environment()
+        .get_template("study.html.j2")
+        .render(
+            name=name,
+            lead=lead,
+            rest=rest,
+            findings=findings,
+            notes=notes,
+            figures=figures,
+            tables=tables,
+            downloads=[
+                {"file": file, "href": data_uri(text), "words": words}
+                for file, text, words in downloads
+            ],
+            design=design,
+            expectations=expectations,
+            version=_version(),
+            written=time.strftime("%Y-%m-%d %H:%M", time.localtime()),
+        )
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -14,6 +13,7 @@ from shoal.study.grid import Grid
 from shoal.study.records import Budget, Goal
 from shoal.study.space import SCALES, Scale, Space
 from shoal.study.spec import FORMAT, OPTIMIZERS, CurveSpec, StudySpec
+from shoal.toml_file import read_toml
 
 _STUDY = (
     "name",
@@ -59,15 +59,7 @@ def load_spec(path: Path | str) -> StudySpec:
             begins with the file.
     """
     path = Path(path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UsageError(
-            f"{path}: cannot be read ({reason}); give the study's TOML file"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: is not TOML ({error}); correct it there") from error
+    table = read_toml(path, "the study's TOML file")
     try:
         return spec_from(table, base=path.parent)
     except UsageError as error:

@@ -108,7 +108,7 @@ class Alone(ABC):
         if not crew.members:
             crew.record.ended = "nobody left"
         self._evaluate(force=True)
-        self._count_payload()
+        self.crew.record.take_payload(self.exchange.traffic)
         return crew.closed()
 
     # -- on the way ---------------------------------------------------------------------------------
@@ -251,15 +251,9 @@ class Alone(ABC):
     def _renew_exchange(self, *, count: bool = True) -> None:
         old = self.exchange
         if count:
-            self._count_payload()
+            self.crew.record.take_payload(self.exchange.traffic)
         self.exchange = self.crew.exchange()
         self.exchange.adopt(old)
-
-    def _count_payload(self) -> None:
-        counts = self.exchange.traffic.payload_bytes
-        for name, size in counts.items():
-            self.crew.record.payload_bytes[name] += size
-            counts[name] = 0
 
     def _evaluate(self, *, force: bool = False) -> None:
         """Of the weights that workers had at their last stops: those are the ones others can see."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from shoal.errors import UsageError
 from shoal.scaling import schedules
 from shoal.study.workload import load_workload
 from shoal.sync.table import by_name
+from shoal.toml_file import read_toml
 from shoal.workloads.study_workload import Workload
 from shoal.world.virtual.clock import Pace, Stall
 from shoal.world.virtual.faults import Fault
@@ -91,15 +91,7 @@ def read_recipe(path: Path | str) -> Recipe:
             begins with the file.
     """
     path = Path(path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UsageError(
-            f"{path}: cannot be read ({reason}); give the recipe's TOML file"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: is not TOML ({error}); correct it there") from error
+    table = read_toml(path, "the recipe's TOML file")
     try:
         return recipe_from(table, default_name=path.stem, base=path.parent)
     except (UsageError, TypeError) as error:

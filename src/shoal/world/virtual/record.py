@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from shoal.sync.traffic import Traffic
 from shoal.world.virtual.links import LINKS
 
 SIMULATED = "simulated: virtual workers in one process, on a clock that no hardware drives"
@@ -126,6 +127,12 @@ class SimulatedRun:
     snapshot_lags: list[int] = field(default_factory=list[int])
     late_pulls: int = 0
     notes: list[str] = field(default_factory=list[str])
+
+    def take_payload(self, traffic: Traffic) -> None:
+        """Move an exchange's bytes into the record, once."""
+        for name, size in traffic.payload_bytes.items():
+            self.payload_bytes[name] += size
+            traffic.payload_bytes[name] = 0
 
     @property
     def steps(self) -> int:

@@ -63,7 +63,7 @@ class Rounds:
         if not crew.members:
             crew.record.ended = "nobody left"
         self._evaluate(force=True)
-        self._count_payload()
+        self.crew.record.take_payload(self.exchange.traffic)
         return crew.closed()
 
     # -- one period ---------------------------------------------------------------------------------
@@ -396,15 +396,8 @@ class Rounds:
             self._renew_exchange()
 
     def _renew_exchange(self) -> None:
-        self._count_payload()
+        self.crew.record.take_payload(self.exchange.traffic)
         self.exchange = self.crew.exchange()
-
-    def _count_payload(self) -> None:
-        """Move the exchange's bytes into the record, once."""
-        counts = self.exchange.traffic.payload_bytes
-        for name, size in counts.items():
-            self.crew.record.payload_bytes[name] += size
-            counts[name] = 0
 
     def _evaluate(self, *, force: bool = False) -> None:
         crew = self.crew
