@@ -44,7 +44,7 @@ def planted(directory: Path, is_full: bool = False) -> studies.Measured:
     spec = planted_spec(is_full)
     begin(StudyDirectory(directory), spec, confirm_seeds=0)
     workshop = SyntheticWorkshop(CURVES)
-    Runner(StudyDirectory(directory), spec, name="one", workshop=workshop).work()  # type: ignore[arg-type]
+    Runner(StudyDirectory(directory), spec, name="one", workshop=workshop).work()
     return studies.measured(spec, directory, read_study(directory))
 
 
@@ -217,7 +217,7 @@ def test_the_pilot_s_goal_is_its_least_error_and_a_tenth() -> None:
     )
     tables = SimpleNamespace(metric=lambda key, metric: {long.METRIC: column}[metric])
     pilot = SimpleNamespace(spec=planted_spec(is_full=True), tables=tables)
-    assert long.goal_of(pilot) == 0.23  # type: ignore[arg-type]
+    assert long.goal_of(pilot) == 0.23
 
 
 def test_the_long_part_is_not_run_until_its_searches_are_there(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def study(**budget: object) -> StudySpec:
         },
         global_batches=(4, 32),
         goals=GOALS,
-        budget=Budget(**({"feasible": 5, "draws": 11, "steps": 400} | budget)),  # type: ignore[arg-type]
+        budget=Budget(**({"feasible": 5, "draws": 11, "steps": 400} | budget)),
         repeats=1,
         grid=Grid(ratio=1.2),
     )
@@ -57,7 +57,7 @@ def work(path: Path, spec: StudySpec, stopped: Callable[[], bool], runner: str) 
         directory,
         spec,
         name=runner,
-        workshop=SyntheticWorkshop(CURVES),  # type: ignore[arg-type]
+        workshop=SyntheticWorkshop(CURVES),
         stopped=stopped,
     ).work()
 

@@ -268,7 +268,7 @@ def missing_rows(ends: Mapping[SearchKey, Any], analysis: StudyAnalysis) -> list
                 if found["value"] == goal.goal.value and found.get("steps") != summary.steps:
                     said.append(
                         f"{summary.key}: its runner found {found.get('steps')} steps to {goal.goal.value:g}, "
-                        f"the stored rows give {summary.steps}; rows are missing; restore rows/ from a copy, or "
+                        f"the stored rows give {summary.steps}; rows are missing; restore rows/ from a copy or "
                         f"remove searches/{summary.key} and run the study again"
                     )
     return said

@@ -30,7 +30,7 @@ from shoal.study.records import CONFIRM, Goal, SearchKey, Trial
 from shoal.study.run import open_study
 from shoal.study.runners import FULL_DISK, STOPPED, is_full_disk
 from shoal.study.search import Search
-from shoal.study.search_run import SearchRun, Tools, Wanting
+from shoal.study.search_run import Making, SearchRun, Tools, Wanting
 from shoal.study.spec import StudySpec
 from shoal.study.workshop import Workshop
 
@@ -54,13 +54,13 @@ class Runner:
         spec: StudySpec,
         *,
         name: str,
-        workshop: Workshop | None = None,
+        workshop: Making | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._directory = directory
         self._spec = spec
         self._name = name
-        self._workshop = workshop or Workshop(directory, spec)
+        self._workshop: Making = workshop or Workshop(directory, spec)
         self._stopped = stopped
         self._claims = Claims(directory.claims, runner=name)
         self._seeds = confirm_seeds(directory)

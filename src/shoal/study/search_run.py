@@ -85,6 +85,18 @@ class Measuring(Protocol):
         ...
 
 
+class Making(Protocol):
+    """Makes what the searches of a study are carried out with."""
+
+    def engine(self, key: SearchKey) -> Engine:
+        """A fresh engine for a search."""
+        ...
+
+    def measuring(self, key: SearchKey) -> Measuring:
+        """A fresh evaluator for a search."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tools:
     """What a search is carried out with.

@@ -29,9 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.study.engines.contract import SavedTrial
+from shoal.study.engines.contract import Engine, SavedTrial
 from shoal.study.evaluation import SampleOutcomes
 from shoal.study.records import Curve, Evaluation, Measured, SearchKey, Trial
+from shoal.study.search_run import Measuring
 from shoal.workloads.study_workload import Workload, classification_error, cross_entropy
 
 _MODULUS = 2**61 - 1
@@ -210,6 +211,10 @@ class SyntheticEngine:
         """Two at a time, so that rounds have several portions."""
         return [list(trials[start : start + 2]) for start in range(0, len(trials), 2)]
 
+    def outputs(self, trials: Sequence[int], inputs: Tensor) -> Tensor | None:
+        """None: there is no model."""
+        return None
+
     def step(self, trial: int) -> int:
         """Steps done."""
         return self._held[trial][1]
@@ -267,6 +272,13 @@ class SyntheticMeasuring:
         self._seen[trial] = step
         return self._curves.evaluation(held, step)
 
+    def evaluate_portion(self, engine: Engine, steps: Mapping[int, int]) -> dict[int, Evaluation]:
+        """The planted evaluations of several trials, at the steps the engine has brought them to."""
+        return {
+            trial: self.evaluate(trial, step, engine.weights(trial), engine.losses(trial))
+            for trial, step in steps.items()
+        }
+
     def measure(self, weights: Mapping[str, Tensor], split: str) -> dict[str, Measured]:
         """The metrics of a split at the trial's last evaluation."""
         seed = int(weights["seed"])
@@ -314,12 +326,12 @@ class SyntheticWorkshop:
         self._curves = curves
         self._engines: dict[SearchKey, _Admissions] = {}
 
-    def engine(self, key: SearchKey) -> SyntheticEngine:
+    def engine(self, key: SearchKey) -> Engine:
         """A new engine for one search."""
         self._engines[key] = _Admissions()
         return self._engines[key]
 
-    def measuring(self, key: SearchKey) -> SyntheticMeasuring:
+    def measuring(self, key: SearchKey) -> Measuring:
         """The evaluator of the engine made last for that search."""
         return SyntheticMeasuring(self._curves, self._engines[key].trials)
 
